@@ -19,22 +19,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from bench_pairs import Bench, bench, say
+from cells import Cell, Moment, Who
+from scene import Scene
+from waiting import lives
 
-_TESTS = Path(__file__).resolve().parents[2] / "tests"
-sys.path[:0] = [str(_TESTS / "e2e/local/faults"), str(_TESTS / "support")]
-
-from cells import Cell, Moment, Who  # noqa: E402
-from scene import Scene  # noqa: E402
-from waiting import lives  # noqa: E402
-
-from orchestrator.core.state.events import TaskExited, TaskReady, TaskStarted, TeardownBegan  # noqa: E402
-from orchestrator.core.state.result import RunResult  # noqa: E402
+from orchestrator.core.state.events import TaskExited, TaskReady, TaskStarted, TeardownBegan
 
 KNOWN_AIM_S, GONE_AIM_S = 0.05, 1.0
 LIMIT_S = 5.0
@@ -51,62 +44,49 @@ print(time.monotonic())
 """
 
 
-@dataclass(frozen=True)
-class Killed:
-    """Seconds from the SIGKILL of a worker to each of its effects."""
-
-    bare_s: float
-    known_s: float
-    gone_s: float
-
-
 class Faults:
     """Breaks one run for each figure."""
 
     def __init__(self, measured: Bench) -> None:
         self._bench = measured
 
-    def killed(self, breaks: str) -> Killed:
-        """Kill a worker: the times until a bare process notices it, until orch does, and until no task is left."""
+    def killed(self, breaks: str) -> tuple[float, float, float]:
+        """Kill a worker: seconds until a bare process notices it, until orch does, and until no task is left."""
         with self._run(Moment.TRAINING, breaks) as scene:
             (victim,) = scene.task_pids(Who.VICTIM)
             pids = [victim, *scene.task_pids(Who.PEERS)]
-            with _bare_watcher(victim) as next_line:
-                began = time.monotonic()
-                os.kill(victim, signal.SIGKILL)
+            argv = [sys.executable, "-I", "-S", "-c", _BARE_WATCHER, str(victim)]
+            with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as watcher:
+                assert watcher.stdout is not None
+                watcher.stdout.readline()
+                began = _signal(victim, signal.SIGKILL)
                 while any(lives(pid) for pid in pids):
                     time.sleep(_LOOK_S)
                 gone = time.monotonic()
-                bare = float(next_line())
-            _require(scene.result(), 137, scene.victim_name)
-            (known, *_) = [event.mono for event in scene.events() if isinstance(event, TaskExited)]
-        return Killed(bare - began, known - began, gone - began)
+                bare = float(watcher.stdout.readline())
+            known = _times(scene, TaskExited, 137)[0]
+        return bare - began, known - began, gone - began
 
     def stopped(self) -> float:
         """Seconds from the SIGSTOP of a worker until it is named as the cause."""
-        with self._run(Moment.TRAINING, "nothing", stall_timeout=f"{LIMIT_S}s") as scene:
-            began = time.monotonic()
-            os.kill(scene.task_pids(Who.VICTIM)[0], signal.SIGSTOP)
-            _require(scene.result(), 124, scene.victim_name)
-            return _teardown_mono(scene) - began
+        with self._run(Moment.TRAINING, stall_timeout=f"{LIMIT_S}s") as scene:
+            began = _signal(scene.task_pids(Who.VICTIM)[0], signal.SIGSTOP)
+            return _times(scene, TeardownBegan, 124)[0] - began
 
     def missing(self) -> float:
         """Seconds from the time when the first worker is ready until the missing one is named."""
-        with self._run(Moment.RENDEZVOUS, "nothing", start_timeout=f"{LIMIT_S}s") as scene:
-            _require(scene.result(), 124, scene.victim_name)
-            ready = [event.mono for event in scene.events() if isinstance(event, TaskReady)]
-            return _teardown_mono(scene) - min(ready)
+        with self._run(Moment.RENDEZVOUS, start_timeout=f"{LIMIT_S}s") as scene:
+            named = _times(scene, TeardownBegan, 124)[0]
+            return named - min(_times(scene, TaskReady, 124))
 
     def restarted(self) -> float:
         """Seconds from the SIGKILL of a worker to the last start of the next attempt, including the delay of 1 s."""
-        with self._run(Moment.TRAINING, "nothing", on_failure="restart") as scene:
-            began = time.monotonic()
-            os.kill(scene.task_pids(Who.VICTIM)[0], signal.SIGKILL)
-            _require(scene.result(), 0, None)
-            return max(event.mono for event in scene.events() if isinstance(event, TaskStarted)) - began
+        with self._run(Moment.TRAINING, on_failure="restart") as scene:
+            began = _signal(scene.task_pids(Who.VICTIM)[0], signal.SIGKILL)
+            return max(_times(scene, TaskStarted, 0)) - began
 
     @contextmanager
-    def _run(self, moment: Moment, breaks: str, **flags: object) -> Iterator[Scene]:
+    def _run(self, moment: Moment, breaks: str = "nothing", **flags: object) -> Iterator[Scene]:
         workers = self._bench.given.workers
         cell = Cell("measured", moment, None, breaks=breaks, workers=workers, options=flags)
         scene = Scene(cell, self._bench.folder())
@@ -115,30 +95,25 @@ class Faults:
             yield scene
 
 
-@contextmanager
-def _bare_watcher(pid: int) -> Iterator[Callable[[], str]]:
-    """Start a process that waits for the end of process `pid`. Yield a function that reads its next line."""
-    argv = [sys.executable, "-I", "-S", "-c", _BARE_WATCHER, str(pid)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as watcher:
-        assert watcher.stdout is not None
-        watcher.stdout.readline()
-        yield watcher.stdout.readline
-
-
-def _teardown_mono(scene: Scene) -> float:
-    (began, *_) = [event.mono for event in scene.events() if isinstance(event, TeardownBegan)]
+def _signal(pid: int, number: int) -> float:
+    began = time.monotonic()
+    os.kill(pid, number)
     return began
 
 
-def _require(result: RunResult, code: int, task: str | None) -> None:
+def _times(scene: Scene, kind: type, code: int) -> list[float]:
+    """Wait for the end of the run, and return the times of its events of a kind. A failure has to name the victim."""
+    result = scene.result()
     named = None if result.cause is None else result.cause.task
-    if (result.exit_code, named) != (code, task):
+    if (result.exit_code, named) != (code, scene.victim_name if code else None):
         raise SystemExit(f"{result.run_id} ended with {result.exit_code}, cause {result.cause}")
+    return [event.mono for event in scene.events() if isinstance(event, kind)]
 
 
 def main() -> None:
     with bench("faults", __doc__, rounds=50, limits=5, workers=4) as measured:
-        line = measured.line
+        os.environ["XDG_STATE_HOME"] = str(measured.state)
+        faults, line = Faults(measured), measured.line
         known = line("SIGKILL of a worker until orch notices it", "s", KNOWN_AIM_S)
         worst = line("the worst of them", "s", KNOWN_AIM_S)
         bare = line("the same, until a bare process notices it", "s")
@@ -148,20 +123,16 @@ def main() -> None:
         stall = line(f"SIGSTOP until it is named, --stall-timeout {LIMIT_S:g}", "s", STALL_AIM_S)
         start = line(f"first ready until the other is named, --start-timeout {LIMIT_S:g}", "s", START_AIM_S)
         again = line("SIGKILL of a worker until the next attempt has started", "s")
-        os.environ["XDG_STATE_HOME"] = str(measured.state)
-        faults = Faults(measured)
         for round_ in measured.rounds:
-            killed = faults.killed("nothing")
-            known.orch.append(killed.known_s)
-            bare.orch.append(killed.bare_s)
-            own.orch.append(killed.known_s - killed.bare_s)
-            gone.orch.append(killed.gone_s)
-            ignoring.orch.append(faults.killed("all ignore SIGTERM").gone_s)
+            for samples, seconds in zip((bare, known, gone), faults.killed("nothing"), strict=True):
+                samples.orch.append(seconds)
+            own.orch.append(known.orch[-1] - bare.orch[-1])
+            ignoring.orch.append(faults.killed("all ignore SIGTERM")[-1])
             if round_ < measured.given.limits:
                 stall.orch.append(faults.stopped())
                 start.orch.append(faults.missing())
                 again.orch.append(faults.restarted())
-            say(f"round {round_ + 1}: known {killed.known_s:.3f} s, gone {killed.gone_s:.3f} s")
+            say(f"round {round_ + 1}: known {known.orch[-1]:.3f} s, gone {gone.orch[-1]:.3f} s")
         worst.orch.append(max(known.orch))
 
 

@@ -18,25 +18,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import closing, contextmanager
 
-from bench_pairs import Bench, bench, say, waiting_at_most
-
-_TESTS = Path(__file__).resolve().parents[2] / "tests"
-sys.path[:0] = [str(_TESTS / "support")]
-
-from hosts_run import (  # noqa: E402
-    HOSTS,
-    LOST,
-    HostsRun,
-    counting_command,
-    cut_host,
-    host_files,
-    kill_victim,
-)
-from testbed import Testbed, reason_to_skip  # noqa: E402
-from waiting import lives  # noqa: E402
+from bench_pairs import Bench, bench, say
+from hosts_run import HOSTS, LOST, HostsRun, counting_command, cut_host, host_files, kill_victim
+from testbed import Testbed, reason_to_skip
+from waiting import lives, until
 
 AIMS = {"shown": 4.0, "named": 18.5, "peers gone": 5.0, "kill": 12.0, "Ctrl-C": 0.5, "memory": 40.0}
 FLOOD_S, FLOOD_LINES = 60, 50_000
@@ -52,7 +39,6 @@ while number < rate * seconds:
     number = due
     time.sleep(0.02)
 """
-_PATIENCE_S = 60.0
 
 
 class Links:
@@ -160,30 +146,27 @@ class Links:
 
 def _until(began: float, is_true: Callable[[], bool]) -> float:
     """Seconds from `began` to the time when a condition is true."""
-    with waiting_at_most(_PATIENCE_S, "links") as pause:
-        while not is_true():
-            pause()
+    until(is_true)
     return time.monotonic() - began
 
 
 def main() -> None:
     if reason := reason_to_skip():
         raise SystemExit(reason)
-    with bench("links", __doc__, rounds=5, only="") as measured:
-        machines = Testbed(measured.directory / "hosts")
+    with (
+        bench("links", __doc__, rounds=5, only="") as measured,
+        closing(Testbed(measured.directory / "hosts")) as machines,
+    ):
         links = Links(measured, machines)
         measures = [(links.cut, how) for how in ("both", "to the host", "from the host")]
         measures += [(links.kill, victim) for victim in ("orch", "agent", "agent and guard")]
         measures.append((links.flood, ""))
-        try:
-            for _ in measured.rounds:
-                for measure, what in measures:
-                    if measure.__name__.startswith(measured.given.only):
-                        links._project.mkdir()
-                        measure(what)
-                        shutil.rmtree(links._project)
-        finally:
-            machines.close()
+        for _ in measured.rounds:
+            for measure, what in measures:
+                if measure.__name__.startswith(measured.given.only):
+                    links._project.mkdir()
+                    measure(what)
+                    shutil.rmtree(links._project)
 
 
 if __name__ == "__main__":

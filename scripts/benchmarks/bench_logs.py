@@ -13,10 +13,12 @@ import pty
 import signal
 import subprocess
 import sys
-import threading
 import time
+from contextlib import suppress
+from functools import partial
+from itertools import islice
 
-from bench_pairs import ORCH, Bench, bench, pair
+from bench_pairs import ORCH, Bench, bench
 
 FLOOD = """
 import os, sys
@@ -69,6 +71,10 @@ class Logs:
         with self.out.open("wb") as out:
             return self.bench.timed(argv, out)
 
+    def rate(self, argv: list[str]) -> float:
+        """Lines a second of a command, with start and end."""
+        return self.tasks * self.lines / self.timed(argv)
+
     def merged_rate(self) -> float:
         """Lines a second of the flood under `orch up`, without what it takes to start and end tasks of no lines."""
         empty = self.timed(self.up(0))
@@ -76,23 +82,25 @@ class Logs:
         self.check_prefixes()
         return self.tasks * self.lines / (full - empty)
 
-    def whole(self) -> float:
-        """Seconds, with start and end. Checks the raw logs."""
-        seconds = self.timed(self.up(self.lines))
-        one = subprocess.run(
-            [sys.executable, str(self.flood), str(self.lines)], stdout=subprocess.PIPE, check=True
-        ).stdout
-        runs = (self.bench.state / "orch" / "runs").glob("bench-*")
-        newest = max(runs, key=lambda path: path.stat().st_mtime_ns)
-        logs = sorted((newest / "logs").glob("*.log"))
+    def whole_rate(self) -> float:
+        """Lines a second with start and end. Checks the raw logs."""
+        self.bench.clear()
+        rate = self.rate(self.up(self.lines))
+        one = subprocess.check_output([sys.executable, str(self.flood), str(self.lines)])
+        logs = [*self.bench.state.glob("orch/runs/bench-*/logs/*.log")]
         if len(logs) != self.tasks or any(log.read_bytes() != one for log in logs):
             raise SystemExit("the raw logs are not what the tasks wrote")
-        return seconds
+        return rate
 
-    def replayed(self) -> float:
-        seconds = self.timed([str(ORCH), "logs", "bench"])
+    def replay_rate(self) -> float:
+        """Lines a second of `orch logs`, of the last run."""
+        rate = self.rate([str(ORCH), "logs", "bench"])
         self.check_prefixes()
-        return seconds
+        return rate
+
+    def loop_rate(self) -> float:
+        loop = ["bash", "-c", LOOP, "-", str(self.tasks)]
+        return self.rate([*loop, sys.executable, str(self.flood), str(self.lines)])
 
     def check_prefixes(self) -> None:
         """Every line is there and has its prefix."""
@@ -100,24 +108,19 @@ class Logs:
         if data.count(b"\n") != expected or data.count(b"worker:0 | step ") != self.lines:
             raise SystemExit(f"{expected} lines were written, {data.count(bytes([10]))} came out")
 
-    def shell_loop(self) -> float:
-        argv = ["bash", "-c", LOOP, "-", str(self.tasks), sys.executable, str(self.flood), str(self.lines)]
-        return self.timed(argv)
-
     def honcho_rate(self) -> float:
         """Merged lines a second, from the first line to the last."""
         procfile = self.bench.directory / "Procfile"
         command = f"{sys.executable} {self.stay} {self.flood} {HONCHO_LINES}"
         procfile.write_text("".join(f"worker-{task}: {command}\n" for task in range(self.tasks)))
-        wanted, seen, began = self.tasks * HONCHO_LINES, 0, 0.0
-        with self.started([sys.executable, "-m", "honcho", "-f", str(procfile), "start"]) as process:
+        argv = [sys.executable, "-m", "honcho", "-f", str(procfile), "start"]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen(argv, env=self.bench.env, start_new_session=True, **streams) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                if b" step " in line:
-                    began = began or time.perf_counter()
-                    seen += 1
-                if seen == wanted:
-                    break
+            lines = (line for line in process.stdout if b" step " in line)
+            next(lines)
+            began, wanted = time.perf_counter(), self.tasks * HONCHO_LINES
+            seen = 1 + sum(1 for _ in islice(lines, wanted - 1))
             seconds = time.perf_counter() - began
             process.terminate()
             process.stdout.read()
@@ -125,71 +128,39 @@ class Logs:
             raise SystemExit(f"{wanted} lines were written, {seen} came out of honcho")
         return seen / seconds
 
-    def interrupted_plain(self) -> float:
-        """Seconds from Ctrl-C to the end of `orch up` with its output in a pipe."""
-        with self.started(self.up(-1)) as process:
-            assert process.stdout is not None
-            return interrupted(process, process.stdout.fileno())
-
-    def interrupted_terminal(self) -> float:
-        """The same with a terminal, whose footer is on."""
-        master, terminal = pty.openpty()
-        streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
-        with self.started(self.up(-1), env={"TERM": "xterm-256color"}, **streams) as process:
-            os.close(terminal)
-            try:
-                return interrupted(process, master)
-            finally:
-                os.close(master)
-
-    def started(
-        self, argv: list[str], env: dict[str, str] | None = None, **streams: int
-    ) -> subprocess.Popen[bytes]:
-        streams = streams or {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        return subprocess.Popen(argv, env=self.bench.env | (env or {}), start_new_session=True, **streams)
-
-
-def interrupted(process: subprocess.Popen[bytes], fd: int) -> float:
-    reader = threading.Thread(target=read_away, args=(fd,), daemon=True)
-    seen = 0
-    while seen < 1 << 20:
-        seen += len(os.read(fd, 65536))
-    reader.start()
-    process.send_signal(signal.SIGINT)
-    start = time.perf_counter()
-    code = process.wait()
-    seconds = time.perf_counter() - start
-    reader.join()
-    if code != 130:
-        raise SystemExit(f"orch up ended with {code} after Ctrl-C, not 130")
-    return seconds
-
-
-def read_away(fd: int) -> None:
-    try:
-        while os.read(fd, 65536):
-            pass
-    except OSError:  # the terminal's last user has left
-        pass
+    def interrupted(self, is_terminal: bool) -> float:
+        """Seconds from Ctrl-C to the end of `orch up`: its output is a pipe, or a terminal, whose footer is on."""
+        ours, its = pty.openpty() if is_terminal else os.pipe()
+        streams = {"stdin": its if is_terminal else subprocess.DEVNULL, "stdout": its, "stderr": its}
+        env = self.bench.env | {"TERM": "xterm-256color"}
+        process = subprocess.Popen(self.up(-1), env=env, start_new_session=True, **streams)
+        os.close(its)
+        seen, began = 0, 0.0
+        with suppress(OSError):  # the terminal's last user has left
+            while data := os.read(ours, 1 << 16):
+                seen += len(data)
+                if not began and seen >= 1 << 20:
+                    process.send_signal(signal.SIGINT)
+                    began = time.perf_counter()
+        code = process.wait()
+        seconds = time.perf_counter() - began
+        os.close(ours)
+        self.bench.clear()  # an endless flood fills a disk
+        if code != 130:
+            raise SystemExit(f"orch up ended with {code} after Ctrl-C, not 130")
+        return seconds
 
 
 def main() -> None:
     with bench("logs", __doc__, rounds=5, lines=200_000, tasks=4) as measured:
-        logs, total = Logs(measured), measured.given.lines * measured.given.tasks
+        logs, take = Logs(measured), measured.take
         merged = measured.line("merged plain output", "/s", HONCHO_AIM, "honcho", at_least=True)
-        whole = measured.line("the same, start and end included", "/s")
-        replay = measured.line("orch logs, replay", "/s")
-        loop = measured.line("shell loop with sed (keeps no order)", "/s")
-        pipe = measured.line("Ctrl-C to the end, output in a pipe", "s")
-        terminal = measured.line("Ctrl-C to the end, on a terminal", "s")
-        for round_ in measured.rounds:
-            pair(merged, logs.merged_rate, logs.honcho_rate, round_)
-            whole.orch.append(total / logs.whole())
-            replay.orch.append(total / logs.replayed())
-            loop.orch.append(total / logs.shell_loop())
-            pipe.orch.append(logs.interrupted_plain())
-            terminal.orch.append(logs.interrupted_terminal())
-            measured.clear()  # an endless flood fills a disk
+        measured.compare(merged, logs.merged_rate, logs.honcho_rate)
+        take(measured.line("the same, start and end included", "/s"), logs.whole_rate)
+        take(measured.line("orch logs, replay", "/s"), logs.replay_rate)
+        take(measured.line("shell loop with sed (keeps no order)", "/s"), logs.loop_rate)
+        take(measured.line("Ctrl-C to the end, output in a pipe", "s"), partial(logs.interrupted, False))
+        take(measured.line("Ctrl-C to the end, on a terminal", "s"), partial(logs.interrupted, True))
 
 
 if __name__ == "__main__":

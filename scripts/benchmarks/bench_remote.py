@@ -11,18 +11,13 @@ signal without an effect (--chaos, SIGCONT) lets them report it at once.
 from __future__ import annotations
 
 import shutil
-import sys
 import time
+from contextlib import closing
 from functools import partial
-from pathlib import Path
 
-from bench_pairs import bench, pair
-
-_TESTS = Path(__file__).resolve().parents[2] / "tests"
-sys.path[:0] = [str(_TESTS / "e2e/hosts"), str(_TESTS / "support")]
-
-from hosts_run import HOSTS, HostsRun  # noqa: E402
-from testbed import Testbed, reason_to_skip  # noqa: E402
+from bench_pairs import bench
+from hosts_run import HOSTS, HostsRun
+from testbed import Testbed, reason_to_skip
 
 AIM_S = 1.5
 _PATIENCE_S = 300.0
@@ -35,9 +30,8 @@ def first_step(machines: Testbed, hosts: str | None, start: str = "auto") -> flo
     project = machines.shared / "project"
     project.mkdir()
     words = ("--workers", str(len(HOSTS)), "--checkpoint-dir", str(project / "checkpoints"), *_AT_FIRST_STEP)
-    words += ("--start", start)
     began = time.time()
-    run = HostsRun.start(machines, project, *words, "--", *_PROGRAM, hosts=hosts)
+    run = HostsRun.start(machines, project, *words, "--start", start, "--", *_PROGRAM, hosts=hosts)
     code = run.process.wait(_PATIENCE_S)
     steps: dict[str, float] = {}
     for event in run.events("task_progressed"):
@@ -53,20 +47,18 @@ def first_step(machines: Testbed, hosts: str | None, start: str = "auto") -> flo
 def main() -> None:
     if reason := reason_to_skip():
         raise SystemExit(reason)
-    with bench("remote", __doc__, rounds=5) as measured:
+    with (
+        bench("remote", __doc__, rounds=5) as measured,
+        closing(Testbed(measured.directory / "machines")) as machines,
+    ):
         steps = measured.line("first step, 3 workers on 3 machines", "s", against="one machine")
         later = measured.line("later than on one machine", "s", AIM_S)
         as_often = measured.line("later than on one that imports as often", "s", AIM_S)
-        machines = Testbed(measured.directory / "machines")
-        try:
-            there = partial(first_step, machines, ",".join(HOSTS))
-            there()  # the hosts get the bundle
-            for round_ in measured.rounds:
-                pair(steps, there, partial(first_step, machines, None), round_)
-                later.orch.append(steps.orch[-1] - steps.other[-1])
-                as_often.orch.append(steps.orch[-1] - first_step(machines, None, "spawn"))
-        finally:
-            machines.close()
+        there = partial(first_step, machines, ",".join(HOSTS))
+        there()  # the hosts get the bundle
+        measured.compare(steps, there, partial(first_step, machines, None))
+        later.orch += [ours - theirs for ours, theirs in zip(steps.orch, steps.other, strict=True)]
+        as_often.orch += [ours - first_step(machines, None, "spawn") for ours in steps.orch]
 
 
 if __name__ == "__main__":

@@ -10,62 +10,50 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 
 import psutil
-from bench_pairs import ORCH, Bench, bench
+from bench_pairs import ORCH, bench
 
 TASK_AIM_MS, CPU_AIM_PERCENT = 3.0, 1.0
 WATCHED_S = 10.0
 LOOP = 'for i in $(seq "$1"); do /bin/true & done; wait'
 
 
-def a_task_more(measured: Bench, argv: Callable[[str], list[str]]) -> float:
-    """Milliseconds, from the command lines for one task and for many."""
-    many = measured.given.tasks
-    one_s, many_s = (measured.timed(argv(str(tasks))) for tasks in (1, many))
-    return (many_s - one_s) / (many - 1) * 1000
+def up(tasks: int) -> list[str]:
+    return [str(ORCH), "up", "--workers", str(tasks), "--", "/bin/true"]
 
 
-def quiet_cpu(measured: Bench) -> list[float]:
-    """Percent of a core that the supervisor and the agent take while their tasks are quiet."""
-    tasks = str(measured.given.quiet_tasks)
-    measured.orch(
-        *("up", "-d", "--wait", "ready", "--name", "quiet", "--workers", tasks, "--", "sleep", "600")
-    )
-    try:
-        (record,) = (measured.state / "orch" / "runs").glob("quiet-*/run.json")
-        supervisor = psutil.Process(json.loads(record.read_text())["supervisor_pid"])
-        processes = [supervisor, *supervisor.children()]
-        began, before = time.monotonic(), [cpu_s(process) for process in processes]
-        time.sleep(WATCHED_S)
-        watched = time.monotonic() - began
-        return [
-            (cpu_s(process) - used) / watched * 100 for process, used in zip(processes, before, strict=True)
-        ]
-    finally:
-        measured.orch("down", "quiet")
-        measured.clear()
-
-
-def cpu_s(process: psutil.Process) -> float:
-    return float(sum(process.cpu_times()[:2]))
+def shell_loop(tasks: int) -> list[str]:
+    return ["bash", "-c", LOOP, "-", str(tasks)]
 
 
 def main() -> None:
     with bench("scale", __doc__, rounds=5, tasks=256, quiet_tasks=64) as measured:
-        given = measured.given
-        more = measured.line(f"a task more, of {given.tasks}", "ms", TASK_AIM_MS)
-        loop = measured.line("the same in a shell loop", "ms")
-        processes = (
-            measured.line(f"supervisor's CPU, {given.quiet_tasks} quiet tasks", "%", CPU_AIM_PERCENT),
+        tasks, quiet = measured.given.tasks, measured.given.quiet_tasks
+
+        def a_task_more(argv: Callable[[int], list[str]]) -> float:
+            """Milliseconds, from the command lines for one task and for many."""
+            one_s, many_s = (measured.timed(argv(count)) for count in (1, tasks))
+            return (many_s - one_s) / (tasks - 1) * 1000
+
+        more = measured.line(f"a task more, of {tasks}", "ms", TASK_AIM_MS)
+        measured.take(more, partial(a_task_more, up))
+        measured.take(measured.line("the same in a shell loop", "ms"), partial(a_task_more, shell_loop))
+        lines = (
+            measured.line(f"supervisor's CPU, {quiet} quiet tasks", "%", CPU_AIM_PERCENT),
             measured.line("agent's CPU beside it", "%"),
         )
         for _ in measured.rounds:
-            up = lambda tasks: [str(ORCH), "up", "--workers", tasks, "--", "/bin/true"]  # noqa: E731
-            more.orch.append(a_task_more(measured, up))
-            loop.orch.append(a_task_more(measured, lambda tasks: ["bash", "-c", LOOP, "-", tasks]))
-            for line, percent in zip(processes, quiet_cpu(measured), strict=True):
-                line.orch.append(percent)
+            with measured.running(quiet, "sleep", "600") as run:
+                record = json.loads((measured.state / "orch/runs" / run / "run.json").read_text())
+                supervisor = psutil.Process(record["supervisor_pid"])
+                processes = [supervisor, *supervisor.children()]
+                for process in processes:
+                    process.cpu_percent()
+                time.sleep(WATCHED_S)
+                for line, process in zip(lines, processes, strict=True):
+                    line.orch.append(process.cpu_percent())
 
 
 if __name__ == "__main__":

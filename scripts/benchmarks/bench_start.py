@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import partial
 
 from bench_cluster import Clusters, Script
-from bench_pairs import bench, pair
+from bench_pairs import bench
 
 STEPS = 20
 AIMS = {4: 0.50, 8: 0.45}
@@ -25,29 +25,25 @@ def main() -> None:
     with bench("start", __doc__, rounds=5, workers="4,8") as measured:
         clusters = Clusters(measured)
         sizes = [int(size) for size in measured.given.workers.split(",")]
-        scripts = {size: Script("custom_loop.py", size, STEPS) for size in {*sizes, WORKERS}}
+        script = Script("custom_loop.py", WORKERS, STEPS)
+        session = partial(clusters.second_of_session, script)
         ways = [
-            ("", size, partial(clusters.first_step, scripts[size], True), AIMS.get(size)) for size in sizes
+            (", kept preloader", script, partial(session, "kept.py"), 0.35),
+            (", second call of a function", script, partial(session, "kept_function.py"), 0.25),
+            (", orch up --warm", script, partial(clusters.warm, script), 0.25),
+            (", save under --watch", script, partial(clusters.saved, script), 0.30),
         ]
+        scripts = [Script("custom_loop.py", size, STEPS) for size in sizes]
+        cold = [
+            ("", each, partial(clusters.first_step, each, True), AIMS.get(each.workers)) for each in scripts
+        ]
+        for name, each, measure, aim in cold + (ways if WORKERS in sizes else []):
+            line = measured.line(f"first step, {each.workers} workers{name}", "s", aim, "shell loop")
+            measured.compare(line, measure, partial(clusters.first_step, each, False))
         if WORKERS in sizes:
-            script = scripts[WORKERS]
-            session = partial(clusters.second_of_session, script)
-            ways += [
-                (", kept preloader", WORKERS, partial(session, "kept.py"), 0.35),
-                (", second call of a function", WORKERS, partial(session, "kept_function.py"), 0.25),
-                (", orch up --warm", WORKERS, partial(clusters.warm, script), 0.25),
-                (", save under --watch", WORKERS, partial(clusters.saved, script), 0.30),
-            ]
-        for name, size, measure, aim in ways:
-            first = measured.line(f"first step, {size} workers{name}", "s", aim, "shell loop")
-            for round_ in measured.rounds:
-                pair(first, measure, partial(clusters.first_step, scripts[size], False), round_)
-        if WORKERS not in sizes:
-            return
-        longer = Script("custom_loop.py", WORKERS, 10 * STEPS)
-        memory = measured.line(f"memory (PSS) after it, {WORKERS} workers", "MB", MEMORY_AIM, "shell loop")
-        for round_ in measured.rounds:
-            pair(memory, *(partial(clusters.megabytes, longer, by_orch) for by_orch in (True, False)), round_)
+            memory = partial(clusters.megabytes, Script("custom_loop.py", WORKERS, 10 * STEPS))
+            line = measured.line(f"memory (PSS) after it, {WORKERS} workers", "MB", MEMORY_AIM, "shell loop")
+            measured.compare(line, partial(memory, True), partial(memory, False))
 
 
 if __name__ == "__main__":

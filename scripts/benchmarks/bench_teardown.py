@@ -14,56 +14,53 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
-from bench_pairs import ORCH, Bench, bench, waiting_at_most
+from bench_pairs import ORCH, Bench, bench
+from waiting import until
 
 EXIT_AIM_S, KILL_AIM_S = 0.2, 1.0
+# Writes to a file, which has its pid as its name, when it ends.
 TASK = """
 import os, sys, time
-out = os.path.join(sys.argv[1], str(os.getpid()))
-open(out, "w").close()
-if sys.argv[2] == "stay":
-    time.sleep(600)
-time.sleep(0.5)
-os.rename(out, out + ".part")
-with open(out + ".part", "w") as file:
-    file.write(repr(time.monotonic()))
+file = open(os.path.join(sys.argv[1], str(os.getpid())), "w")
+time.sleep(float(sys.argv[2]))
+file.write(repr(time.monotonic()))
+file.close()
 os._exit(0)
 """
-LOOP = 'for i in $(seq "$1"); do "$2" -c "$3" "$4" end & done; wait'
+SHORT_S, LONG_S = "0.5", "600"
+LOOP = 'for i in $(seq "$1"); do "$2" -c "$3" "$4" "$5" & done; wait'
 
 
-def up(measured: Bench, out: Path, how: str) -> subprocess.Popen[bytes]:
-    words = [ORCH, "up", "--workers", str(measured.given.workers), "--", sys.executable, "-c", TASK]
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen([*words, str(out), how], stdout=quiet, stderr=quiet, env=measured.env)
+def up(measured: Bench, out: Path, seconds: str) -> list[str]:
+    workers = str(measured.given.workers)
+    return [str(ORCH), "up", "--workers", workers, "--", sys.executable, "-c", TASK, str(out), seconds]
 
 
-def ordinary(measured: Bench) -> float:
-    """Seconds from the last task's last output to the exit of `orch up`."""
+def shell_loop(measured: Bench, out: Path, seconds: str) -> list[str]:
+    workers = str(measured.given.workers)
+    return ["bash", "-c", LOOP, "-", workers, sys.executable, TASK, str(out), seconds]
+
+
+def ordinary(measured: Bench, by_orch: bool) -> float:
+    """Seconds from the last task's last output to the exit of the command."""
     out = measured.folder()
-    code = up(measured, out, "end").wait()
+    measured.timed((up if by_orch else shell_loop)(measured, out, SHORT_S))
     gone = time.monotonic()
-    if code != 0:
-        raise SystemExit(f"orch up ended with {code}")
-    return gone - last_output(measured, out)
-
-
-def by_loop(measured: Bench) -> float:
-    out = measured.folder()
-    measured.timed(["bash", "-c", LOOP, "-", str(measured.given.workers), sys.executable, TASK, out])
-    return time.monotonic() - last_output(measured, out)
+    times = [float(file.read_text()) for file in out.iterdir()]
+    if len(times) != measured.given.workers:
+        raise SystemExit(f"{len(times)} of {measured.given.workers} tasks ran")
+    return gone - max(times)
 
 
 def killed(measured: Bench) -> float:
     """Seconds from SIGKILL of one task to the exit of `orch up`, with no task left."""
-    out = measured.folder()
-    process = up(measured, out, "stay")
-    with waiting_at_most(60, "the tasks") as pause:
-        while len(list(out.iterdir())) < measured.given.workers:
-            pause()
+    out, quiet = measured.folder(), subprocess.DEVNULL
+    process = subprocess.Popen(up(measured, out, LONG_S), stdout=quiet, stderr=quiet, env=measured.env)
+    until(lambda: len(list(out.iterdir())) == measured.given.workers)
     pids = [int(file.name) for file in out.iterdir()]
     began = time.monotonic()
     os.kill(pids[1], signal.SIGKILL)
@@ -74,23 +71,14 @@ def killed(measured: Bench) -> float:
     return seconds
 
 
-def last_output(measured: Bench, out: Path) -> float:
-    times = [float(file.read_text()) for file in out.iterdir()]
-    if len(times) != measured.given.workers:
-        raise SystemExit(f"{len(times)} of {measured.given.workers} tasks ran")
-    return max(times)
-
-
 def main() -> None:
     with bench("teardown", __doc__, rounds=5, workers=4) as measured:
-        measures = {
-            ordinary: measured.line("last task's exit to orch's exit", "s", EXIT_AIM_S),
-            by_loop: measured.line("the same, a shell loop's wait", "s"),
-            killed: measured.line("SIGKILL of a task to everything gone", "s", KILL_AIM_S),
-        }
-        for _ in measured.rounds:
-            for measure, line in measures.items():
-                line.orch.append(measure(measured))
+        ends = measured.line("last task's exit to orch's exit", "s", EXIT_AIM_S)
+        measured.take(ends, partial(ordinary, measured, True))
+        loop = measured.line("the same, a shell loop's wait", "s")
+        measured.take(loop, partial(ordinary, measured, False))
+        kill = measured.line("SIGKILL of a task to everything gone", "s", KILL_AIM_S)
+        measured.take(kill, partial(killed, measured))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 _TESTS = Path(__file__).resolve().parents[2] / "tests"
@@ -35,8 +36,9 @@ def main(strategies: list[str]) -> int:
         for cell in chosen:
             outcomes.append(run_cell(cell, Path(directory), environ))
             print(outcomes[-1].row, flush=True)
-    write_table(outcomes)
-    return 0 if all(is_as_stated(outcome) for outcome in outcomes) else 1
+    replace_table(PAGE, BEGIN, lambda old: with_outcomes(old, outcomes))
+    is_as_stated = [each.refusal or (each.accuracy or 0) >= STATED_ACCURACY for each in outcomes]
+    return 0 if all(is_as_stated) else 1
 
 
 def compare_numbers(cases: list[str]) -> int:
@@ -50,29 +52,25 @@ def compare_numbers(cases: list[str]) -> int:
             if cases or not figures.is_explained:
                 print(*differing_values(directory, figures), sep="\n", flush=True)
     if not cases:
-        before, _, rest = NUMBERS_PAGE.read_text().partition(NUMBERS_BEGIN)
-        after = rest.partition(END)[2]
-        NUMBERS_PAGE.write_text(f"{before}{NUMBERS_BEGIN}\n{table(found)}\n{END}{after}")
+        replace_table(NUMBERS_PAGE, NUMBERS_BEGIN, lambda _: table(found))
     return 0 if all(figures.is_explained for figures in found) else 1
 
 
-def is_as_stated(outcome: Outcome) -> bool:
-    if outcome.accuracy is not None:
-        return outcome.accuracy >= STATED_ACCURACY
-    return outcome.refusal is not None
-
-
-def write_table(outcomes: list[Outcome]) -> None:
+def with_outcomes(old: str, outcomes: list[Outcome]) -> str:
     """Replace the rows of the cells that were run; the others stay, in the order of the cells."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    old, _, after = rest.partition(END)
     rows = {outcome.cell: outcome.row for outcome in outcomes}
     for cell in CELLS:
-        kept = [line for line in old.splitlines() if f"| `{cell.command}` |" in line]
-        if cell not in rows and kept:
-            rows[cell] = kept[0]
-    table = "\n".join([*HEAD, *(rows[cell] for cell in CELLS if cell in rows)])
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+        for line in old.splitlines():
+            if f"| `{cell.command}` |" in line:
+                rows.setdefault(cell, line)
+    return "\n".join([*HEAD, *(rows[cell] for cell in CELLS if cell in rows)])
+
+
+def replace_table(page: Path, begin: str, new: Callable[[str], str]) -> None:
+    """Replace what stands between two lines of a page. `new` returns it from what stands there."""
+    before, _, rest = page.read_text().partition(begin)
+    old, _, after = rest.partition(END)
+    page.write_text(f"{before}{begin}\n{new(old)}\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -8,21 +8,22 @@ and only the tests that execute the changed statement run on it.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import multiprocessing
 import os
+import pickle
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import coverage
 import hypothesis  # noqa: F401  imported before the forks, as are the next three
@@ -31,126 +32,96 @@ import psutil  # noqa: F401
 import pydantic  # noqa: F401
 import pytest
 import typer  # noqa: F401
-from libcst.metadata import MetadataWrapper, PositionProvider
+from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FOLDERS = [f"orchestrator/core/{name}" for name in ("lifecycle", "diagnosis", "state", "plan", "progress")]
-_TESTS = ["tests/unit/core", "tests/unit/request", "tests/unit/stacks/test_odd_one_out.py"]
+_PURE = "tests/unit/core"
+_TESTS = [_PURE, "tests/unit/request", "tests/unit/stacks/test_odd_one_out.py"]
 _PYTEST = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow"]
 # Seconds for the tests of one mutant: this, and a multiple of what they took without a mutant.
 _LEAST_S, _FACTOR = 120.0, 5.0
-_OUTPUT = "pytest.out"
+_OUTPUT, _MEASURED = "pytest.out", "pytest.measured"
 _STATEMENTS = (cst.BaseSmallStatement, cst.BaseCompoundStatement, cst.MatchCase)
+_UNCHANGED = (cst.Annotation, cst.Import, cst.ImportFrom, cst.Decorator)
 _FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A changed file. `lines` are those from the beginning of the statement to the end of the changed expression."""
+    """A file with `change` instead of `node`. `lines`: from the beginning of its statement to its own end."""
 
     file: str
+    module: cst.Module
+    node: cst.CSTNode
+    change: cst.CSTNode
     line: int
     lines: range
-    change: str
-    text: str
-    original: str
+
+    def __str__(self) -> str:
+        codes = (self.module.code_for_node(each) for each in (self.node, self.change))
+        before, after = (" ".join(code.split()) for code in codes)
+        return f"{self.file}:{self.line}  {before}  ->  {after}"[:400]
+
+    def write(self, copy: Path) -> None:
+        (copy / self.file).write_text(self.module.deep_replace(self.node, self.change).code)
+
+    def remove(self, copy: Path) -> None:
+        (copy / self.file).write_text(self.module.code)
 
 
 @dataclass(frozen=True)
 class Measured:
     """The tests by file and line that they execute ("" is an import), and the seconds of each test."""
 
-    by_line: dict[str, dict[int, set[str]]]
+    by_line: dict[str, dict[int, list[str]]]
     seconds: dict[str, float]
 
-    def tests_of(self, mutant: Mutant) -> tuple[list[str], list[str]]:
-        """The tests that execute a mutant, or all if an import executes it: pure ones and others.
-
-        The fastest come first.
-        """
-        lines = self.by_line[mutant.file]
-        tests = set().union(*(lines.get(line, set()) for line in mutant.lines))
-        if "" in tests or not tests:
-            tests = set(self.seconds)
-        chosen = sorted(tests - {""}, key=self.seconds.__getitem__)
-        pure = [test for test in chosen if test.startswith("tests/unit/core/")]
-        return pure, [test for test in chosen if test not in pure]
-
-
-@dataclass(frozen=True)
-class _Found:
-    node: cst.CSTNode
-    change: cst.CSTNode
-    line: int
-    lines: range
-
-
-class _Drawer(cst.CSTVisitor):
-    """Collects the possible mutants of a file. Annotations, imports, decorators and docstrings stay as they are."""
-
-    METADATA_DEPENDENCIES = (PositionProvider,)
-
-    def __init__(self) -> None:
-        self.found: list[_Found] = []
-        self._statements: list[int] = [1]
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        position = self.get_metadata(PositionProvider, node)
-        if isinstance(node, _STATEMENTS):
-            self._statements.append(position.start.line)
-        if isinstance(node, cst.Annotation | cst.Import | cst.ImportFrom | cst.Decorator):
-            return False
-        if isinstance(node, cst.Expr) and isinstance(node.value, cst.SimpleString):
-            return False
-        for kind, operator in mutation_operators:
-            if not isinstance(node, kind):
-                continue
-            changes = list(operator(node))
-            if isinstance(node, cst.SimpleString):
-                changes = changes[:1]  # the others change the case of letters only
-            for change in changes:
-                lines = range(self._statements[-1], position.end.line + 1)
-                self.found.append(_Found(node, change, position.start.line, lines))
-        return True
-
-    def on_leave(self, node: cst.CSTNode) -> None:
-        if isinstance(node, _STATEMENTS):
-            self._statements.pop()
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """The tests that execute a mutant, or all if an import executes it. The fastest come first."""
+        lines = self.by_line.get(mutant.file, {})
+        tests = {test for line in mutant.lines for test in lines.get(line, ())}
+        return sorted(self.seconds if "" in tests or not tests else tests, key=self.seconds.__getitem__)
 
 
 def draw(folders: list[str], count: int, seed: int) -> list[Mutant]:
     """Return the same mutants for the same seed and sources."""
-    possible = []
-    for folder in folders:
-        for path in sorted((_ROOT / folder).rglob("*.py")):
-            wrapper = MetadataWrapper(cst.parse_module(path.read_text()))
-            drawer = _Drawer()
-            wrapper.visit(drawer)
-            file = str(path.relative_to(_ROOT))
-            possible += [(file, wrapper.module, found) for found in drawer.found]
+    possible: list[Mutant] = []
+    for path in (path for folder in folders for path in sorted((_ROOT / folder).rglob("*.py"))):
+        wrapper = MetadataWrapper(cst.parse_module(path.read_text()))
+        places, file = wrapper.resolve(PositionProvider), str(path.relative_to(_ROOT))
+        possible += (Mutant(file, wrapper.module, *each) for each in _changes(wrapper.module, places))
     print(f"{len(possible)} mutants are possible in {' '.join(folders)}", flush=True)
-    drawn = random.Random(seed).sample(possible, min(count, len(possible)))
-    return [_mutant(*each) for each in drawn]
+    return random.Random(seed).sample(possible, min(count, len(possible)))
 
 
-def _mutant(file: str, module: cst.Module, found: _Found) -> Mutant:
-    changed = module.deep_replace(found.node, found.change)
-    before, after = (" ".join(module.code_for_node(each).split()) for each in (found.node, found.change))
-    return Mutant(file, found.line, found.lines, f"{before}  ->  {after}", changed.code, module.code)
+def _changes(
+    node: cst.CSTNode, places: Mapping[cst.CSTNode, CodeRange], first: int = 1
+) -> Iterator[tuple[cst.CSTNode, cst.CSTNode, int, range]]:
+    """Yield the changes below a node. Annotations, imports, decorators and docstrings stay as they are."""
+    is_docstring = isinstance(node, cst.Expr) and isinstance(node.value, cst.SimpleString)
+    if is_docstring or isinstance(node, _UNCHANGED):
+        return
+    start, end = places[node].start.line, places[node].end.line
+    if isinstance(node, _STATEMENTS):
+        first = start
+    for kind, operator in mutation_operators:
+        if isinstance(node, kind):
+            changes = list(operator(node))
+            # Of a string the others change the case of letters only.
+            for change in changes[:1] if isinstance(node, cst.SimpleString) else changes:
+                yield node, change, start, range(first, end + 1)
+    for child in node.children:
+        yield from _changes(child, places, first)
 
 
-@contextlib.contextmanager
-def _copies(count: int) -> Iterator[list[Path]]:
-    """Yield copies of the tree outside the repository, which are removed afterwards."""
-    files = subprocess.check_output(["git", "ls-files", "-z"], cwd=_ROOT, text=True).split("\0")
-    with tempfile.TemporaryDirectory(prefix="orch-mutants-") as folder:
-        copies = [Path(folder) / str(number) for number in range(count)]
-        for copy in copies:
-            for file in filter(None, files):
-                (copy / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(_ROOT / file, copy / file)
-        yield copies
+def _make_copy(copy: Path) -> Path:
+    """Copy the tree, without what git does not know."""
+    copy.mkdir()
+    files = subprocess.check_output(["git", "ls-files", "-z"], cwd=_ROOT)
+    subprocess.run(["xargs", "-0", "cp", "--parents", "-Pt", copy], input=files, cwd=_ROOT, check=True)
+    return copy
 
 
 class _Recorder:
@@ -182,86 +153,74 @@ def _enter(copy: Path) -> None:
     os.dup2(output, 2)
 
 
-def _measure(copy: Path, answer: multiprocessing.connection.Connection) -> None:
+def _measure(copy: Path) -> None:
     _enter(copy)
     measuring = coverage.Coverage(data_file=None, source=[str(copy / "orchestrator/core")], config_file=False)
     recorder = _Recorder(measuring)
-    measuring.start()
-    code = pytest.main([*_PYTEST, *_TESTS], plugins=[recorder])
-    measuring.stop()
+    with measuring.collect():
+        code = pytest.main([*_PYTEST, *_TESTS], plugins=[recorder])
     data = measuring.get_data()
     by_line = {
-        str(Path(file).relative_to(copy)): {
-            line: set(tests) for line, tests in data.contexts_by_lineno(file).items()
-        }
-        for file in data.measured_files()
+        str(Path(file).relative_to(copy)): data.contexts_by_lineno(file) for file in data.measured_files()
     }
-    answer.send((int(code), by_line, recorder.seconds))
+    (copy / _MEASURED).write_bytes(pickle.dumps((by_line, recorder.seconds)))
+    sys.exit(code)
 
 
 def measure(copy: Path) -> Measured:
     """Run the tests once without a mutant. Exits if one fails: each mutant would seem to be noticed."""
-    ours, theirs = _FORK.Pipe()
-    child = _FORK.Process(target=_measure, args=(copy, theirs))
-    child.start()
-    theirs.close()
-    try:
-        code, by_line, seconds = ours.recv()
-    except EOFError:
-        sys.exit("mutants: pytest does not start in the copy of the tree")
-    finally:
-        _kill(child)
-    if code or not by_line:
+    child = _start(_measure, copy)
+    child.join()
+    if child.exitcode:
         print((copy / _OUTPUT).read_text()[-4000:])
-        sys.exit(f"mutants: the tests fail without a mutant (pytest exits with {code})")
-    return Measured(defaultdict(dict, by_line), seconds)
+        sys.exit(f"mutants: the tests fail without a mutant (pytest exits with {child.exitcode})")
+    return Measured(*pickle.loads((copy / _MEASURED).read_bytes()))
 
 
-def _run(copy: Path, mutant: Mutant, parts: tuple[list[str], ...]) -> None:
+def _test(copy: Path, mutant: Mutant, tests: list[str]) -> None:
+    """Exit with 0 if all tests pass. The others start more slowly than the pure ones."""
     _enter(copy)
-    (copy / mutant.file).write_text(mutant.text)
-    sys.exit(any(pytest.main([*_PYTEST, *tests]) for tests in parts if tests))
+    mutant.write(copy)
+    pure = [test for test in tests if test.startswith(_PURE)]
+    others = [test for test in tests if not test.startswith(_PURE)]
+    sys.exit(any(pytest.main([*_PYTEST, *part]) for part in (pure, others) if part))
 
 
-def _kill(child: multiprocessing.process.BaseProcess) -> None:
+def _start(target: Any, *given: object) -> BaseProcess:
+    child = _FORK.Process(target=target, args=given)
+    child.start()
+    return child
+
+
+def _kill(child: BaseProcess) -> None:
     """Kill a run of the tests with everything that it started."""
-    with contextlib.suppress(ProcessLookupError):
+    with suppress(ProcessLookupError):
         os.killpg(child.pid or 0, signal.SIGKILL)
     child.join()
 
 
 def run(mutants: dict[int, Mutant], measured: Measured, copies: list[Path]) -> list[Mutant]:
     """Print the fate of each mutant; return those that are alive, or whose tests were not done in time."""
-    waiting, free = list(mutants.items()), list(copies)
-    running: dict[object, tuple[multiprocessing.process.BaseProcess, int, Mutant, Path, float]] = {}
-    alive: list[Mutant] = []
-    try:
-        while waiting or running:
-            while waiting and free:
+    waiting, alive = list(mutants.items()), []
+    running: dict[Path, tuple[BaseProcess, int, Mutant, float]] = {}
+    while waiting or running:
+        for copy in copies:
+            if waiting and copy not in running:
                 number, mutant = waiting.pop(0)
-                parts, copy = measured.tests_of(mutant), free.pop()
-                limit_s = _LEAST_S + _FACTOR * sum(
-                    measured.seconds[test] for tests in parts for test in tests
-                )
-                child = _FORK.Process(target=_run, args=(copy, mutant, parts))
-                child.start()
-                running[child.sentinel] = (child, number, mutant, copy, time.monotonic() + limit_s)
-            wait(list(running), timeout=1.0)
-            for sentinel, (child, number, mutant, copy, by) in list(running.items()):
-                is_late = child.is_alive() and time.monotonic() > by
-                if child.is_alive() and not is_late:
-                    continue
-                _kill(child)
-                del running[sentinel]
-                (copy / mutant.file).write_text(mutant.original)
-                free.append(copy)
-                fate = "late" if is_late else "alive" if child.exitcode == 0 else "killed"
-                if fate != "killed":
-                    alive.append(mutant)
-                print(f"{number:4} {fate:6} {mutant.file}:{mutant.line}  {mutant.change[:300]}", flush=True)
-    finally:
-        for child, *_ in running.values():
-            _kill(child)
+                tests = measured.tests_of(mutant)
+                by = time.monotonic() + _LEAST_S + _FACTOR * sum(measured.seconds[test] for test in tests)
+                running[copy] = _start(_test, copy, mutant, tests), number, mutant, by
+        wait([child.sentinel for child, *_ in running.values()], timeout=1.0)
+        for copy, (child, number, mutant, by) in list(running.items()):
+            code = child.exitcode
+            if code is None and time.monotonic() < by:
+                continue
+            _kill(running.pop(copy)[0])
+            mutant.remove(copy)
+            fate = {None: "late", 0: "alive"}.get(code, "killed")
+            if fate != "killed":
+                alive.append(mutant)
+            print(f"{number:4} {fate:6} {mutant}", flush=True)
     return alive
 
 
@@ -278,14 +237,19 @@ def main() -> None:
     mutants = dict(enumerate(draw(given.folders, given.count, given.seed), 1))
     if given.only:
         mutants = {number: mutants[number] for number in given.only}
-    with _copies(given.at_once) as copies:
-        measured = measure(copies[0])
-        print(f"{len(measured.seconds)} tests pass without a mutant", flush=True)
-        alive = run(mutants, measured, copies)
+    with tempfile.TemporaryDirectory(prefix="orch-mutants-") as folder:
+        copies = [_make_copy(Path(folder) / str(number)) for number in range(given.at_once)]
+        try:
+            measured = measure(copies[0])
+            print(f"{len(measured.seconds)} tests pass without a mutant", flush=True)
+            alive = run(mutants, measured, copies)
+        finally:
+            for child in multiprocessing.active_children():
+                _kill(child)
     share = 100 * len(alive) / len(mutants)
     print(f"\n{len(alive)} of {len(mutants)} mutants are alive or late ({share:.0f} %), seed {given.seed}:")
     for mutant in sorted(alive, key=lambda each: (each.file, each.line)):
-        print(f"  {mutant.file}:{mutant.line}  {mutant.change[:300]}")
+        print(f"  {mutant}")
 
 
 if __name__ == "__main__":

@@ -6,31 +6,33 @@ committed pictures. Numbers, names and the lines of tasks differ from run to run
 
 from __future__ import annotations
 
-import fcntl
+import argparse
+import io
 import json
 import os
 import pty
 import re
 import select
+import shlex
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import termios
 import time
-from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree as Xml
 
 import pyte
+import record_page
+from record_page import DOCS, ORCH
 from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
 COLUMNS, LINES = 100, 26
-ORCH = Path(sys.executable).with_name("orch")
 _DEADLINE_S = 180.0
 # rich's own template without its web fonts: the picture loads nothing from anywhere.
 SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -54,55 +56,39 @@ SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http:/
 """
 
 
-def nothing(directory: Path, environ: dict[str, str]) -> bool:
-    """Draw the screen of the live run."""
-    return False
+class Recorded(NamedTuple):
+    """A screen of `orch up --workers 4`, with further words: that of the live run once it shows a text (`at`), or that
+    of its end, after the kill of a task (`victim`) at that text."""
+
+    file: str
+    words: tuple[str, ...]
+    at: str | None = None
+    victim: str | None = None
 
 
-def the_end(directory: Path, environ: dict[str, str]) -> bool:
-    """The screen is drawn after the run's end."""
-    return True
-
-
-def kill_second_worker(directory: Path, environ: dict[str, str]) -> bool:
-    """Kill worker:1. True: draw the screen after the run's end."""
-    out = subprocess.run(
-        [ORCH, "status", "--json"], cwd=directory, env=environ, capture_output=True, check=True
-    )
-    (pid,) = [task["pid"] for task in json.loads(out.stdout)["tasks"] if task["task"] == "worker:1"]
-    os.kill(pid, signal.SIGKILL)
-    return True
-
-
-Then = Callable[[Path, dict[str, str]], bool]
-# For each screen: file, words of `orch up --workers 4`, the text to wait for, and what to do then.
-SCREENS: tuple[tuple[str, tuple[str, ...], str, Then], ...] = (
-    ("screen-live.svg", ("--", "train.py"), "epoch 8/10", nothing),
-    ("screen-failure.svg", (), "epoch 3/10", kill_second_worker),
-    ("screen-restart.svg", ("--max-restarts", "3", "--chaos", "kill worker:1 at step 80"), "epoch", the_end),
+SCREENS = (
+    Recorded("screen-live.svg", ("--", "train.py"), at="epoch 8/10"),
+    Recorded("screen-failure.svg", (), at="epoch 3/10", victim="worker:1"),
+    Recorded("screen-restart.svg", ("--max-restarts", "3", "--chaos", "kill worker:1 at step 80")),
 )
-
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 # The command; a line of tasks or the rest of one. How these are folded depends on milliseconds.
 _NOT_OF_ORCH = re.compile(r"\$ |\s*[|│]|[a-z]+:[\d,-]+( +[a-z]+:[\d,-]+)* +\|")
 _WORD = re.compile(r"[A-Za-z][A-Za-z/_-]*")
 
 
-def main(options: Sequence[str]) -> int:
-    if not options:
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/tools/record", description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    if not parser.parse_args().check:
         record_all(DOCS)
+        record_page.draw_all()
         return 0
-    if list(options) != ["--check"]:
-        print("scripts/tools/record takes --check or nothing", file=sys.stderr)
-        return 2
     with tempfile.TemporaryDirectory() as directory:
         record_all(Path(directory))
         found = [line for name, *_ in SCREENS for line in differences(DOCS / name, Path(directory) / name)]
-    for line in found:
-        print(line)
-    print("run scripts/tools/record" if found else "the pictures are current")
-    return 1 if found else 0
+    found += record_page.faults(DOCS)
+    print(*found, "run scripts/tools/record" if found else "the pictures are current", sep="\n")
+    return bool(found)
 
 
 def differences(committed: Path, recorded: Path) -> list[str]:
@@ -114,14 +100,14 @@ def differences(committed: Path, recorded: Path) -> list[str]:
 
 def words_of(picture: Path) -> set[str]:
     """Return the words that orch shows."""
-    rows: dict[float, list[tuple[float, str]]] = {}
-    for element in Xml.parse(picture).getroot().iter("{http://www.w3.org/2000/svg}text"):
-        if not element.get("class", "").endswith("-title"):
-            place = float(element.get("x", "0")), (element.text or "").replace("\xa0", " ")
-            rows.setdefault(float(element.get("y", "0")), []).append(place)
+    placed = [
+        (float(element.get("y", "0")), float(element.get("x", "0")), element.text or "")
+        for element in Xml.parse(picture).getroot().iter("{http://www.w3.org/2000/svg}text")
+        if not element.get("class", "").endswith("-title")
+    ]
     words: set[str] = set()
-    for row in rows.values():
-        text = " ".join(piece for _, piece in sorted(row))
+    for _, row in groupby(sorted(placed), key=lambda piece: piece[0]):
+        text = " ".join(piece for *_, piece in row).replace("\xa0", " ")
         if not _NOT_OF_ORCH.match(text):
             words |= {word for token in text.split() if _WORD.fullmatch(word := token.strip("(),;:.`…"))}
     return words
@@ -129,97 +115,82 @@ def words_of(picture: Path) -> set[str]:
 
 def record_all(target: Path) -> None:
     """Draw all screens into the directory `target`."""
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python\n(# train.py\n.*?)```", readme, re.DOTALL)
     with tempfile.TemporaryDirectory() as home:
         environ = {**os.environ, "XDG_STATE_HOME": home, "TERM": "xterm-256color", "PS1": "$ "}
         directory = Path(home) / "digits"
         directory.mkdir()
-        (directory / "train.py").write_text(readme_script())
-        for name, options, until, then in SCREENS:
-            record(target / name, directory, environ, options, until=until, then=then)
+        (directory / "train.py").write_text(script)
+        for recorded in SCREENS:
+            draw(screen_of(recorded, directory, environ), target / recorded.file)
 
 
-def readme_script() -> str:
-    """Return the script at the beginning of the README."""
-    readme = DOCS.parent / "README.md"
-    (script,) = re.findall(r"```python\n(# train.py\n.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL)
-    return str(script)
-
-
-def record(
-    target: Path,
-    directory: Path,
-    environ: dict[str, str],
-    options: Sequence[str],
-    until: str,
-    then: Then,
-) -> None:
-    """Draw the screen of `orch up --workers 4` once `until` stands on it, or at the run's end."""
-    command = ["orch", "up", "--workers", "4", *options]
+def screen_of(recorded: Recorded, directory: Path, environ: dict[str, str]) -> pyte.Screen:
+    command = ["orch", "up", "--workers", "4", *recorded.words]
     screen = pyte.Screen(COLUMNS, LINES)
     stream = pyte.ByteStream(screen)
-    stream.feed(f"$ {' '.join(map(quoted, command))}\r\n".encode())
+    stream.feed(f"$ {shlex.join(command)}\r\n".replace("'", '"').encode())
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(directory)
         os.execve(ORCH, command, environ)
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-    deadline = time.monotonic() + _DEADLINE_S
-    to_the_end = False
+    termios.tcsetwinsize(terminal, (LINES, COLUMNS))
+    deadline, at = time.monotonic() + _DEADLINE_S, recorded.at
     try:
-        while time.monotonic() < deadline:
-            if not select.select([terminal], [], [], 1.0)[0]:
-                continue
-            try:
-                stream.feed(os.read(terminal, 65536))
-            except OSError:  # the other side is closed: the run has ended
-                break
-            if not to_the_end and any(until in line for line in screen.display):
-                to_the_end = then(directory, environ)
-                if not to_the_end:
+        while time.monotonic() < deadline and (data := read(terminal)):
+            stream.feed(data)
+            if at is not None and any(at in line for line in screen.display):
+                if recorded.victim is None:
                     break
-        draw(screen, target)
+                kill(recorded.victim, directory, environ)
+                at = None
     finally:
         os.kill(pid, signal.SIGTERM)
-        drain(terminal)
+        while read(terminal):
+            pass
         os.waitpid(pid, 0)
         os.close(terminal)
+    return screen
 
 
-def quoted(word: str) -> str:
-    return f'"{word}"' if " " in word else word
-
-
-def drain(terminal: int) -> None:
-    """Read until the other side closes, so that it can end."""
+def read(terminal: int) -> bytes:
+    """Return the next output; nothing when the other side is closed or silent."""
+    if not select.select([terminal], [], [], _DEADLINE_S)[0]:
+        return b""
     try:
-        while os.read(terminal, 65536):
-            pass
+        return os.read(terminal, 65536)
     except OSError:
-        return
+        return b""
+
+
+def kill(task: str, directory: Path, environ: dict[str, str]) -> None:
+    status = subprocess.check_output([ORCH, "status", "--json"], cwd=directory, env=environ)
+    (pid,) = (each["pid"] for each in json.loads(status)["tasks"] if each["task"] == task)
+    os.kill(pid, signal.SIGKILL)
 
 
 def draw(screen: pyte.Screen, target: Path) -> None:
-    with Path(os.devnull).open("w") as nowhere:
-        console = Console(record=True, width=COLUMNS, file=nowhere, force_terminal=True, legacy_windows=False)
-        for row in range(LINES):
-            cells = [screen.buffer[row][column] for column in range(COLUMNS)]
-            line = Text(no_wrap=True)
-            for style, run in groupby(cells, key=style_of):
-                line.append("".join(cell.data for cell in run), style)
-            line.rstrip()
-            console.print(line)
-        console.save_svg(str(target), title="orch", code_format=SVG)
+    console = Console(
+        record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, legacy_windows=False
+    )
+    for row in range(LINES):
+        line = Text(no_wrap=True)
+        for style, run in groupby((screen.buffer[row][column] for column in range(COLUMNS)), key=style_of):
+            line.append("".join(cell.data for cell in run), style)
+        line.rstrip()
+        console.print(line)
+    console.save_svg(str(target), title="orch", code_format=SVG)
 
 
 def style_of(cell: pyte.screens.Char) -> Style:
-    name = cell.fg
-    if len(name) == 6 and all(digit in "0123456789abcdef" for digit in name):
+    name = cell.fg.replace("brown", "yellow")
+    if re.fullmatch("[0-9a-f]{6}", name):
         name = f"#{name}"
     elif name.startswith("bright"):
         name = f"bright_{name.removeprefix('bright')}"
-    name = name.replace("brown", "yellow")
     return Style(color=None if name == "default" else name, bold=cell.bold)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -71,10 +71,6 @@ class Outcome:
     output: str
 
     @property
-    def trains(self) -> bool:
-        return self.code == 0 and self.accuracy is not None
-
-    @property
     def row(self) -> str:
         if self.accuracy is not None:
             result = f"trains: held-out accuracy {self.accuracy:.3f}"

@@ -121,3 +121,43 @@ def test_looks_at_an_interpreter_import_no_module_of_the_directory(
         assert asked.error is None and has is not None
         assert asked.tensorflow == has.tensorflow and "tensorflow" in asked.modules
     assert not (foreign / "executed").exists()
+
+
+# -- orch's own processes never import the user's modules, whatever their names
+
+NAMES = (
+    *("json", "socket", "subprocess", "select", "signal", "worker", "orchestrator", "portpicker", "pydantic"),
+    *("rich", "platformdirs", "psutil", "typing_extensions", "sitecustomize", "usercustomize"),
+)
+# Records which process imported it.
+RECORDS = """
+import sys
+with open({seen!r}, "a") as file:
+    file.write({name!r} + " " + " ".join(sys.orig_argv).replace("\\n", " ") + "\\n")
+"""
+
+
+def plant(directory: Path, names: tuple[str, ...], seen: Path) -> None:
+    for name in names:
+        (directory / f"{name}.py").write_text(RECORDS.format(seen=str(seen), name=name))
+
+
+def test_modules_in_the_current_directory_are_not_imported(orch: Orch) -> None:
+    seen = orch.directory / "seen"
+    plant(orch.directory, NAMES, seen)
+    done = orch("up", "--", "sleep", "0")
+    assert done.code == 0, done.err
+    assert not seen.exists(), seen.read_text()
+
+
+@pytest.mark.slow
+def test_pythonpath_affects_only_client_and_tasks(orch: Orch) -> None:
+    """The supervisor and the agent are started with -I -S."""
+    seen = orch.directory / "seen"
+    plant(orch.directory, ("sitecustomize", "worker"), seen)
+    done = orch("up", "--", "python", "-c", "import worker", env={"PYTHONPATH": str(orch.directory)})
+    assert done.code == 0, done.err
+    lines = seen.read_text().splitlines()
+    assert any(line.startswith("sitecustomize") and line.endswith("import worker") for line in lines)
+    assert any(line.startswith("worker") for line in lines)
+    assert not [line for line in lines if "-I" in line.split()], lines

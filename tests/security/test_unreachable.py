@@ -1,4 +1,4 @@
-"""A run with a private network is reachable only by its own tasks. An agent does there all that it does elsewhere."""
+"""A run with a private network is reachable only by its own tasks."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from agent_driving import POLITE, Driver, python
 from outside import addresses, reached, reaches_abstract
 from users import User
 from waiting import until, until_gone
 
 from orchestrator import Session
-from orchestrator.core.job.choices import NetworkOption
 from orchestrator.store.runs.locks import is_held
-from worker.wire.messages import Listening
 
 pytestmark = pytest.mark.usefixtures("private_network")
 # worker:0 listens as TensorFlow's server does, on every interface, and at an abstract socket; worker:1 goes there.
@@ -191,39 +187,7 @@ def test_cluster_of_tensorflow_is_reachable_on_the_host_network_only(ordinary_us
         ordinary_user("down", run.name)
 
 
-LISTENER = """
-import socket, sys, time
-server = socket.socket()
-server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-server.bind(("127.0.0.1", int(sys.argv[1])))
-server.listen()
-time.sleep(600)
-"""
 SAYS_NETWORK = "import os; print(os.readlink('/proc/self/ns/net'))"
-
-
-def test_readiness_samples_and_stops_of_an_agent(tmp_path: Path, no_leaked_descriptors: None) -> None:
-    """A program outside may use the same port."""
-    with Driver(tmp_path, network=NetworkOption.PRIVATE) as agent, socket.socket() as outside:
-        port = bound(outside, agent.hold(20))
-        agent.start("worker:0", [*python(LISTENER), str(port)], port=port, serves=True)
-        agent.start("worker:1", python(POLITE))
-        agent.wait_for(Listening, "worker:0")
-        agent.wait_for_line("worker:1")
-        agent.until_uses("worker:0", 1 << 20)
-        agent.end(grace_s=60)
-        assert agent.exits()["worker:1"].exit_code == 5
-
-
-def bound(outside: socket.socket, ports: tuple[int, ...]) -> int:
-    """The first of `ports` that is free outside, too, and now taken there."""
-    for port in ports:
-        try:
-            outside.bind(("", port))
-        except OSError:
-            continue
-        return port
-    raise AssertionError(f"somebody has them all: {ports}")
 
 
 def test_session_switches_between_networks(no_leaked_descriptors: None) -> None:

@@ -132,13 +132,17 @@ class Driver:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+        self._check_log()
+
+    def close(self) -> None:
+        """Close the stream, and wait until the agent has exited."""
         self.link.close()
         if psutil.pid_exists(self.pid):
             os.kill(self.pid, signal.SIGCONT)
         gone = self._connection.wait(PATIENCE_S)
         self._connection.kill()
         assert gone, "the agent did not exit"
-        self._check_log()
 
     def next_run(self, directory: Path) -> None:
         """Let the agent serve another run in this directory, as after a run that has ended."""
@@ -185,6 +189,14 @@ class Driver:
         log = str(self.directory / "preloader.log")
         order = PreloadOrder((PYTHON, *flags), self.env, str(self.directory), modules or LIGHT, {}, log)
         self.link.send(order)
+
+    def library(self, **modules: str) -> dict[str, str]:
+        """Create a directory of modules. Return the variable that makes them importable."""
+        place = self.directory / "library"
+        place.mkdir(exist_ok=True)
+        for name, text in modules.items():
+            (place / f"{name}.py").write_text(text)
+        return {"PYTHONPATH": str(place)}
 
     def run_task(
         self,

@@ -39,7 +39,6 @@ while not (here / "end").exists():
     os.write(int(os.environ["ORCH_PROGRESS_FD"]), json.dumps(facts).encode() + b"\\n")
     time.sleep(0.05)
 """
-_ENGINE = ("--engine", "slurm", "--nodes", "3", "--workers", "3")
 
 
 @dataclass
@@ -56,20 +55,21 @@ class BatchRun:
         command = self.command("up", *words)
         script = f"#!/bin/sh\nexec {' '.join(command)}\n"
         output = f"--output={self.project / 'out'}"
-        done = self.machines["n0"].run(
-            *("sbatch", "--parsable", "--nodes=3", f"--time={limit}", output, "--open-mode=append", *options),
-            stdin=script.encode(),
-            env=self.slurm.environ,
-            cwd=self.project,
+        words = (
+            "sbatch",
+            "--parsable",
+            "--nodes=3",
+            f"--time={limit}",
+            output,
+            "--open-mode=append",
+            *options,
         )
-        self.job = done.stdout.strip()
+        self.job = self.slurm.run(*words, stdin=script, cwd=self.project)
 
     def detach(self, *words: str) -> None:
         """Submit the job with `orch up -d`."""
-        command = self.command("up", "-d", *words)
-        self.machines["n0"].run(*command, env=self.slurm.environ, cwd=self.project)
-        (job,) = self.slurm.queue()
-        self.job = job.split()[0]
+        self.slurm.run(*self.command("up", "-d", *words), cwd=self.project)
+        self.job = self.slurm.job()
 
     def command(self, *words: str) -> tuple[str, ...]:
         verb, *options = words
@@ -123,19 +123,19 @@ class BatchRun:
 
     def disturb(self, how: str) -> None:
         """End the attempt, or a part of it that a run should survive."""
-        machines, environ = self.machines, self.slurm.environ
+        machines = self.machines
         match how:
             case "preemption":
-                machines["n0"].run("srun", "-p", "urgent", "-N3", "--exclusive", "true", env=environ)
+                self.slurm.preempt()
             case "notice":
                 machines["n1"].run(str(ORCH), "notice", "--as-root-anyway", self.directory.name)
             case "signal":  # as `sbatch --signal=B:USR2@S` sends it
-                machines["n0"].run("scancel", "--batch", "--signal=USR2", self.job, env=environ)
+                self.slurm.run("scancel", "--batch", "--signal=USR2", self.job)
             case "kill":
                 for process in machines["n1"].processes():
                     if "orchestrator.supervisor" in " ".join(process.cmdline()):
                         process.suspend()
-                machines["n0"].run("scontrol", "requeue", self.job, env=environ)
+                self.slurm.run("scontrol", "requeue", self.job)
             case "agent killed":
                 kill_victim(machines, "agent and guard")
             case "srun killed":
@@ -169,6 +169,10 @@ class BatchRun:
         )
         # It has started by itself, if Slurm took long to give up a node.
         assert done.returncode == 0 or "no longer pending" in done.stderr, done
+
+    def end(self) -> None:
+        """Let the tasks end."""
+        (self.project / "kept/end").touch()
 
     def result(self) -> dict[str, Any]:
         until(lambda: not self.slurm.queue(), 400)

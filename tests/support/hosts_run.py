@@ -5,30 +5,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-from orch_command import ORCH, read_document, read_events
+from orch_command import ORCH, Finished, read_document, read_events
 from testbed import Machine, Testbed
 from waiting import PATIENCE_S, until
 
-# Prints numbered lines until the file `end` is in a directory that all machines see, and a mark when `mark` is there.
+# Prints numbered lines until the file `end` is in a directory that all machines see.
 COUNT = """
 import itertools, pathlib, sys, time
 here = pathlib.Path(sys.argv[1])
-is_marked = False
 for number in itertools.count():
     if (here / "end").exists():
         break
-    if not is_marked and (here / "mark").exists():
-        is_marked = True
-        print("marked", flush=True)
     print("line", number, flush=True)
     time.sleep(0.05)
 print("last", number, flush=True)
@@ -41,12 +38,14 @@ from orch_within import run_within
 for line in sys.stdin:
     directory, words, environ = json.loads(line)
     code = run_within(words, Path(directory), {**os.environ, **environ}, Path("/tmp/traces"))
-    print(json.dumps([code, Path("/tmp/traces.err").read_text()]))
-os.unlink("/tmp/traces.err"), os.unlink("/tmp/traces.out")
+    texts = [Path(f"/tmp/traces.{end}").read_text() for end in ("out", "err")]
+    [os.unlink(f"/tmp/traces.{end}") for end in ("out", "err")]
+    print(json.dumps([code, *texts]), flush=True)
 """
 HOSTS = ("n1", "n2", "n3")
 LOST = 137
-_STATE = "home/.local/state/orch"
+# On a busy machine a host may be silent for seconds.
+PATIENT = ("--link-timeout", "15s")
 
 
 @dataclass
@@ -88,7 +87,7 @@ class HostsRun:
     @property
     def state(self) -> Path:
         shared = self.environ.get("XDG_STATE_HOME")
-        return Path(shared) / "orch" if shared else self.machines["n0"].home / ".local/state/orch"
+        return Path(shared) / "orch" if shared else self.machines["n0"].state
 
     def orch(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command of orch on n0 for this run."""
@@ -131,7 +130,7 @@ class HostsRun:
         return (self.directory / "logs" / f"{task.replace(':', '-')}.log").read_text()
 
     def clear(self) -> None:
-        """End the command and wait until the hosts are empty, then remove the run's files here."""
+        """End the command and wait until the hosts are empty, then remove the run's files."""
         self.machines.heal()
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -140,7 +139,26 @@ class HostsRun:
             self.orch("down", check=False)  # the job outlives its client
         for name in HOSTS:
             until(lambda name=name: not self.machines[name].programs())
-        self.machines["n0"].run("rm", "-rf", f"{self.machines.directory}/{_STATE}", str(self.state))
+        self.forget()
+
+    def forget(self) -> None:
+        """Remove the run's files here."""
+        shutil.rmtree(self.state, ignore_errors=True)
+
+    def cluster_sizes(self) -> list[int]:
+        """The number of workers of each attempt."""
+        return [len(event["tasks"]) for event in self.events("attempt_planned")]
+
+    def shrink(self) -> None:
+        """Cut n3 off until the run has started with the other hosts."""
+        self.machines.cut("n3")
+        self.until_event("host_lost", host="n3")
+        self.until_event("attempt_planned", 2)
+
+    def grow(self) -> None:
+        self.machines.heal()
+        self.until_event("host_joined", 2, host="n3")
+        self.orch("restart")
 
     def _found(self, kind: str, fields: dict[str, str]) -> list[dict[str, Any]]:
         try:
@@ -154,17 +172,31 @@ def shared_state(project: Path) -> dict[str, str]:
     return {"XDG_STATE_HOME": str(project / "state")}
 
 
-def run_commands(
-    machine: Machine, commands: Sequence[tuple[str, Sequence[str], Mapping[str, str]]]
-) -> list[tuple[int, str]]:
-    """Run commands of orch (directory, words, changes of the environment) in one process.
+class Commands:
+    """Runs commands of orch in one process on a machine, which saves the imports of new ones."""
 
-    Return the exit code and stderr of each.
-    """
-    lines = "".join(f"{json.dumps(command)}\n" for command in commands)
-    path = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    done = machine.run(sys.executable, "-c", _COMMANDS, stdin=lines.encode(), env=path)
-    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+    def __init__(self, machine: Machine) -> None:
+        path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        self._process = machine.start(
+            *(sys.executable, "-c", _COMMANDS),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"PYTHONPATH": path},
+        )
+
+    def __enter__(self) -> Commands:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def run(self, directory: Path | str, *words: str, env: Mapping[str, str]) -> Finished:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        verb, *options = words
+        command = [str(directory), [verb, "--as-root-anyway", *options], dict(env)]
+        self._process.stdin.write(json.dumps(command).encode() + b"\n")
+        self._process.stdin.flush()
+        return Finished(*json.loads(self._process.stdout.readline()))
 
 
 def counting_command(project: Path) -> tuple[str, ...]:
@@ -183,10 +215,12 @@ def without_caches(files: set[str]) -> set[str]:
     return {path for path in files if not any(part in path for part in kept)}
 
 
-def is_whole(log: str) -> bool:
+def is_whole(log: str, *, has_ended: bool = True) -> bool:
     """Whether a log of the counting command has each line once, and in order."""
-    *lines, last = [line for line in log.splitlines() if line.startswith(("line ", "last "))]
-    return lines == [f"line {number}" for number in range(len(lines))] and last == f"last {len(lines)}"
+    lines = [line for line in log.splitlines() if line.startswith(("line ", "last "))]
+    if not has_ended:
+        return lines[:-1] == [f"line {number}" for number in range(len(lines) - 1)]  # the last one may be cut
+    return lines == [*(f"line {number}" for number in range(len(lines) - 1)), f"last {len(lines) - 1}"]
 
 
 def cut_host(machines: Testbed, how: str) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orch_command import ORCH, read_document, read_events
+from hosts_run import Commands, shared_state
+from orch_command import Finished, read_document, read_events
 from slurm import Slurm
-from testbed import Testbed
 from waiting import PATIENCE_S, until
 
 NODES = ("--engine", "slurm", "--nodes", "3", "--workers", "3")
@@ -20,22 +18,24 @@ NODES = ("--engine", "slurm", "--nodes", "3", "--workers", "3")
 
 @dataclass
 class LoginNode:
-    """Runs orch on n0. Its runs are in a directory that all machines share."""
+    """Runs orch on n0, in one process. Its runs are in a directory that all machines share."""
 
-    machines: Testbed
+    commands: Commands
     slurm: Slurm
     project: Path
 
     @property
     def environ(self) -> dict[str, str]:
-        return {**self.slurm.environ, "XDG_STATE_HOME": str(self.project / "state")}
+        return {**self.slurm.environ, **shared_state(self.project)}
 
-    def orch(self, verb: str, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        command = (str(ORCH), verb, "--as-root-anyway", *words)
-        return self.machines["n0"].run(*command, check=check, cwd=self.project, env=self.environ)
+    def orch(self, *words: str, code: int | None = 0) -> Finished:
+        """`code`: the expected exit code; None for any."""
+        done = self.commands.run(self.project, *words, env=self.environ)
+        assert code in (None, done.code), done
+        return done
 
     def status(self, *run: str) -> dict[str, Any]:
-        document = json.loads(self.orch("status", "--json", *run).stdout)
+        document = self.orch("status", "--json", *run).document
         assert isinstance(document["run"], dict)
         return document["run"]
 
@@ -62,12 +62,12 @@ class LoginNode:
 @contextlib.contextmanager
 def all_nodes_taken(slurm: Slurm) -> Iterator[str]:
     """Another job has all nodes during the block; its id."""
-    n0 = slurm.machines["n0"]
-    other = n0.start("srun", "--exclusive", "-N3", "sleep", "600", env=slurm.environ)
+    words = ("srun", "--exclusive", "-N3", "sleep", "600")
+    other = slurm.machines["n0"].start(*words, env=slurm.environ)
     try:
         until(lambda: [line.split()[1] for line in slurm.queue()] == ["RUNNING"])
-        (line,) = slurm.queue()
-        yield line.split()[0]
+        job = slurm.job()
+        yield job
     finally:
-        n0.run("scancel", line.split()[0], env=slurm.environ)
+        slurm.run("scancel", job)
         other.wait(PATIENCE_S)

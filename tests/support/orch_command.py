@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from forks import ForkedProcess
@@ -108,17 +108,44 @@ def read_events(run: Path, kind: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["type"] == kind]
 
 
+# Where the stdout and stderr of a command go: a descriptor or a file.
+Streams = Mapping[str, int | Path]
+NO_STREAMS: Streams = {}
+
+
+@contextlib.contextmanager
+def _pipe() -> Iterator[tuple[IO[bytes], int]]:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as pipe:
+        yield pipe, writer
+
+
+def _opened(place: int | Path) -> IO[bytes]:
+    return open(place, "wb", buffering=0, closefd=not isinstance(place, int))
+
+
 class Started:
     """A running command. Its output goes to files, so that it never blocks."""
 
     process: subprocess.Popen[bytes] | ForkedProcess
 
     def __init__(
-        self, words: Sequence[str], cwd: Path, env: dict[str, str], traces: Path, kept: Kept | None
+        self,
+        words: Sequence[str],
+        cwd: Path,
+        env: dict[str, str],
+        traces: Path,
+        kept: Kept | None,
+        streams: Streams = NO_STREAMS,
     ) -> None:
         """`kept` starts `orch WORDS`. Without it, WORDS are a command line."""
         self._out_path, self._err_path = traces.with_suffix(".out"), traces.with_suffix(".err")
-        with self._out_path.open("wb") as out, self._err_path.open("wb") as err:
+        self._out_path.touch()
+        self._err_path.touch()
+        with (
+            _opened(streams.get("stdout", self._out_path)) as out,
+            _opened(streams.get("stderr", self._err_path)) as err,
+        ):
             if kept is not None:
                 self.process = kept.start(words, out, err, env, cwd)
                 return
@@ -214,7 +241,7 @@ class Orch:
         self, *words: str, env: dict[str, str | None] | None = None, cwd: Path | None = None
     ) -> Finished:
         """Run a command in this process, with the kept processes if it can use them."""
-        with self.kept.lend() if self.kept is not None and is_kept_run(words) else nullcontext():
+        with self.kept.lend() if self.kept is not None and is_kept_run(words) else contextlib.nullcontext():
             return self.within(*words, env=env, cwd=cwd)
 
     def within(
@@ -233,15 +260,35 @@ class Orch:
         before: tuple[str, ...] = (),
         env: dict[str, str | None] | None = None,
         cold: bool = False,
+        streams: Streams = NO_STREAMS,
     ) -> Started:
-        """Start the command and do not wait; `before`: words in front of it (nohup). `cold`: as `cold_orch` does."""
+        """Start the command and do not wait; `before`: words in front of it (nohup). `cold`: as `cold_orch` does.
+
+        `streams`: where "stdout" and "stderr" go, instead of a file."""
         # Python reads these variables when it starts, so a fork would ignore them.
         is_new = cold or before or any(name.startswith("PYTHON") for name in env or {})
         kept = None if is_new else self.kept
         argv = words if kept is not None else [*before, str(ORCH), *words]
         traces = self.state.parent / f"command-{len(self._started)}"
-        self._started.append(Started(argv, self.directory, self.environ(env), traces, kept))
+        self._started.append(Started(argv, self.directory, self.environ(env), traces, kept, streams))
         return self._started[-1]
+
+    @contextlib.contextmanager
+    def piped(self, *words: str, **options: Any) -> Iterator[tuple[Started, IO[bytes]]]:
+        """Start the command as start() does, with its stdout in a pipe."""
+        with _pipe() as (pipe, writer):
+            started = self.start(*words, **options, streams={"stdout": writer})
+            os.close(writer)
+            yield started, pipe
+
+    def pipe(self, *words: str, env: dict[str, str | None]) -> Finished:
+        """Run the command as a process, with its stdout and stderr in pipes that it cannot fill."""
+        with _pipe() as (out, out_writer), _pipe() as (err, err_writer):
+            started = self.start(*words, env=env, streams={"stdout": out_writer, "stderr": err_writer})
+            os.close(out_writer)
+            os.close(err_writer)
+            texts = [each.read().decode(errors="replace") for each in (out, err)]
+            return Finished(started.finish().code, *texts)
 
     def environ(self, changes: dict[str, str | None] | None = None) -> dict[str, str]:
         own = {"XDG_STATE_HOME": str(self.state), "PYTHONUNBUFFERED": "1"}

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import psutil
 from testbed import SLURM_DAEMONS, Testbed
@@ -110,20 +111,32 @@ class Slurm:
         """The variable by which Slurm's programs find their configuration."""
         return {"SLURM_CONF": str(self.directory / "slurm.conf")}
 
+    def run(self, *command: str, stdin: str = "", cwd: Path | None = None, check: bool = True) -> str:
+        """Run a command on the login node, such as sbatch or scancel; return what it prints."""
+        options: dict[str, Any] = {"stdin": stdin.encode(), "cwd": cwd, "check": check, "env": self.environ}
+        return self.machines["n0"].run(*command, **options).stdout.strip()
+
     def idle_nodes(self) -> int:
-        done = self.machines["n0"].run(
-            "sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%D", check=False, env=self.environ
-        )
-        return int(done.stdout or 0)
+        return int(self.run("sinfo", "-h", "-p", "debug", "-t", "idle", "-o", "%D", check=False) or 0)
 
     def node_state(self, name: str) -> str:
-        words = ("sinfo", "-h", "-N", "-n", name, "-p", "debug", "-o", "%T")
-        return self.machines["n0"].run(*words, env=self.environ).stdout.strip()
+        return self.run("sinfo", "-h", "-N", "-n", name, "-p", "debug", "-o", "%T")
 
     def queue(self) -> list[str]:
         """The jobs that wait or run, as `ID STATE`."""
-        done = self.machines["n0"].run("squeue", "-h", "-o", "%i %T", env=self.environ)
-        return done.stdout.splitlines()
+        return self.run("squeue", "-h", "-o", "%i %T").splitlines()
+
+    def job(self) -> str:
+        """The id of the only job."""
+        (line,) = self.queue()
+        return line.split()[0]
+
+    def comment(self, job: str) -> str:
+        return self.run("squeue", "-h", "-j", job, "-o", "%k")
+
+    def preempt(self) -> None:
+        """Run a job that is more urgent on all nodes."""
+        self.run("srun", "-p", "urgent", "-N3", "--exclusive", "true")
 
     def daemons(self, name: str, *programs: str) -> list[psutil.Process]:
         """The daemons of a machine."""
@@ -167,7 +180,7 @@ class Slurm:
 
     def _configure(self, text: str) -> None:
         (self.directory / "slurm.conf").write_text(text)
-        self.machines["n0"].run("scontrol", "reconfigure", env=self.environ)
+        self.run("scontrol", "reconfigure")
 
     def close(self) -> None:
         """End all daemons, and a salloc that a failed test has left."""

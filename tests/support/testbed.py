@@ -72,6 +72,11 @@ class Machine:
     pid: int
     home: Path
 
+    @property
+    def state(self) -> Path:
+        """The state directory of orch, seen from outside."""
+        return self.home / ".local/state/orch"
+
     def words(self, *command: str) -> list[str]:
         """The command line that runs a command on this machine, to be started from outside."""
         namespaces = ("--mount", "--net", "--uts", "--ipc", "--pid", "--time")

@@ -10,14 +10,16 @@ import psutil
 
 # Only a test that hangs meets it.
 PATIENCE_S = 60.0
-_LOOK_S = 0.01
+# Time between two looks, which grows with the wait: a look may read all of /proc.
+_LOOK_S, _LONGEST_LOOK_S = 0.01, 0.1
 
 T = TypeVar("T")
 
 
 def until(condition: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T:
     """The first true value of `condition`; AssertionError when there is none in time."""
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
+    deadline = began + timeout_s
     while True:
         # Asked first: the last look is one after the deadline, even if this process stood still until then.
         is_late = time.monotonic() >= deadline
@@ -25,7 +27,7 @@ def until(condition: Callable[[], T | None], timeout_s: float = PATIENCE_S) -> T
         if value:
             return value
         assert not is_late, f"still not so after {timeout_s:g} s"
-        time.sleep(_LOOK_S)
+        time.sleep(min(max(_LOOK_S, (time.monotonic() - began) / 20), _LONGEST_LOOK_S))
 
 
 def lives(pid: int) -> bool:

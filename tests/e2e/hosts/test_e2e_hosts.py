@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from orch_command import ORCH, Orch
+from orch_command import Orch, Started
 from waiting import until
 
 from orchestrator import Session
@@ -60,17 +58,27 @@ def temporary() -> Iterator[Path]:
 
 
 @pytest.fixture
-def up(orch: Orch, tmp_path: Path, temporary: Path) -> list[str]:
-    """The words of a run of three workers on the host a."""
+def up(orch: Orch, tmp_path: Path, temporary: Path) -> Iterator[list[str]]:
+    """The words of a run of three workers on the host a. At the end, nothing of a run is left there."""
     ssh = tmp_path / "ssh"
     ssh.write_text(SSH.format(address=own_address(), temporary=temporary, directory=tmp_path))
     ssh.chmod(0o700)
-    shared = tmp_path / "checkpoints"
-    return [
+    yield [
         # A busy machine may starve an agent for longer than usual.
         *("up", "-n", "3", "--engine", "ssh", "--hosts", "a:3", "--link-timeout", "60s"),
-        *("--ssh-command", str(ssh), "--checkpoint-dir", str(shared)),
+        *("--ssh-command", str(ssh), "--checkpoint-dir", str(tmp_path / "checkpoints")),
     ]
+    until(lambda: not any(processes_of(run.name) for run in orch.run_dirs()))
+    # The guard removes the directory last.
+    until(lambda: not any(temporary.iterdir()))
+
+
+@pytest.fixture
+def live(orch: Orch, up: list[str]) -> Started:
+    """A run whose tasks sleep."""
+    running = orch.start(*up, "--on-failure", "continue", *python(SLEEP))
+    running.until_out("up", 3)
+    return running
 
 
 def own_address() -> str:
@@ -98,34 +106,28 @@ def processes_of(run_id: str) -> list[psutil.Process]:
 
 
 def agent_of(orch: Orch) -> psutil.Process:
-    task = orch("status", "--json").document["tasks"][0]
-    return psutil.Process(task["pid"]).parent()
+    return psutil.Process(orch.status()["tasks"][0]["pid"]).parent()
 
 
-def assert_nothing_left(orch: Orch) -> None:
-    until(lambda: not processes_of(orch.result()["run_id"]))
-    # The guard removes the directory last.
-    until(lambda: not list(Path("/tmp").glob(f"hosts-*/orch-*/{orch.result()['run_id']}")))
+def silent_agent(orch: Orch) -> psutil.Process:
+    agent = agent_of(orch)
+    agent.suspend()
+    until(lambda: orch("status", "--json").document["hosts"][0]["state"] == "silent")
+    return agent
 
 
 def test_tasks_run_on_their_hosts_over_the_connections_that_have_checked_them(
     orch: Orch, up: list[str], tmp_path: Path
 ) -> None:
-    """The checkpoint directory is created there."""
-    *words, named = up
-    done = orch(*words, named, *python(SHOW))
+    """The checkpoint directory is created there. Without a name, it is in the private directory of the host."""
+    *words, option, named = up
+    done = orch(*words, option, named, *python(SHOW))
     shown = [f"worker:{index} | worker:{index} 8 True {named}" for index in range(3)]
     assert (done.code, sorted(done.out.splitlines())) == (0, shown), done.err
     assert len(list(tmp_path.glob("connection-*"))) == 1
     result = orch.result()
     assert [task["host"] for task in result["tasks"]] == ["a", "a", "a"]
     assert [host["host"] for host in result["hosts"]] == ["a"]
-    assert_nothing_left(orch)
-
-
-def test_checkpoint_directory_is_in_the_private_directory_of_the_host(orch: Orch, up: list[str]) -> None:
-    *words, option, _ = up
-    assert option == "--checkpoint-dir"
     done = orch(*words, *python(SHOW))
     assert (done.code, done.out.count(" True ")) == (0, 3), done.err
     assert str(orch.state) not in done.out
@@ -134,35 +136,29 @@ def test_checkpoint_directory_is_in_the_private_directory_of_the_host(orch: Orch
 def test_each_run_of_a_session_has_its_own_environment(
     orch: Orch, up: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = python("import os; print(os.environ['MINE'], os.environ['ODD'])")[1:]
+    """Values may have any bytes, those of the path for modules among them."""
+    command = python("import os; print(os.environ['MINE'], os.environ['PYTHONPATH'])")[1:]
     found = []
     with Session() as session:
+        monkeypatch.setenv("PYTHONPATH", os.fsdecode(b"/\xff"))
         for value in ("1", "2"):
             monkeypatch.setenv("MINE", value)
-            monkeypatch.setenv("ODD", os.fsdecode(b"\xff"))
             options: dict[str, Any] = {"hosts": "a:1", "ssh_command": up[-3], "command": command}
             with session.up(1, directory=tmp_path, **options) as run:
                 run.wait()
                 found.append(run.log("worker:0").read_bytes())
-    assert found == [b"1 \xff\n", b"2 \xff\n"]
+    assert found == [b"1 /\xff\n", b"2 /\xff\n"]
 
 
-def test_path_for_modules_may_have_any_bytes(orch: Orch, up: list[str], tmp_path: Path) -> None:
-    done = orch(*up, *python("pass"), env={"PYTHONPATH": os.fsdecode(bytes(tmp_path) + b"/\xff")})
-    assert done.code == 0, done.err
-
-
-def test_agents_of_a_refused_job_exit(orch: Orch, up: list[str], temporary: Path) -> None:
+def test_agents_of_a_refused_job_exit(orch: Orch, up: list[str]) -> None:
     done = orch(*up, "--hosts", "a:2,b:1", *python(SHOW))
     assert (done.code, done.out) == (2, "")
     assert "a and b are names of one machine" in done.err
-    assert not list(orch.state.glob("orch/runs/[!.]*"))
-    until(lambda: not any(temporary.iterdir()))
+    assert not orch.run_dirs()
 
 
-def test_agents_prepared_for_another_job_are_replaced(
-    orch: Orch, up: list[str], tmp_path: Path, temporary: Path
-) -> None:
+@pytest.mark.usefixtures("orch")
+def test_agents_prepared_for_another_job_are_replaced(up: list[str], tmp_path: Path) -> None:
     """The prepared agents exit, and others start."""
     request, other = (
         load_request(workers, python("pass")[1:], tmp_path, {"hosts": "a:3", "ssh_command": up[-3]})
@@ -172,7 +168,6 @@ def test_agents_prepared_for_another_job_are_replaced(
         supervisor.prepare(other.spec)
         run = create_run(supervisor, request)
         assert [task.state for task in run.wait().tasks] == ["succeeded"] * 2
-    until(lambda: not any(temporary.iterdir()))
 
 
 def test_own_failure_on_a_host_is_named(orch: Orch, up: list[str]) -> None:
@@ -181,41 +176,38 @@ def test_own_failure_on_a_host_is_named(orch: Orch, up: list[str]) -> None:
     assert (done.code, result["cause"]["task"], result["cause"]["kind"]) == (1, "worker:2", "exited")
     assert result["first_failure"]["exception"] == "ValueError: a fault of its own"
     assert "ValueError: a fault of its own" in done.err
-    assert_nothing_left(orch)
 
 
 def test_run_restarts_after_a_lost_host_until_no_restart_is_left(orch: Orch, up: list[str]) -> None:
     running = orch.start(*up, "--max-restarts", "1", "--on-failure", "restart", *python(TRAIN))
-    running.until_out("attempt 1", 3)
-    agent_of(orch).kill()
-    running.until_out("attempt 2", 3)
-    agent_of(orch).kill()
+    for attempt in (1, 2):
+        running.until_out(f"attempt {attempt}", 3)
+        agent_of(orch).kill()
     done = running.finish()
     result = orch.result()
     assert (done.code, result["cause"]["kind"], result["cause"]["host"]) == (137, "host", "a")
     assert "a was lost" in done.err
     assert [task["state"] for task in result["tasks"]] == ["lost"] * 3
     assert result["attempts"] == 2
-    assert_nothing_left(orch)
 
 
-def test_orders_for_a_silent_host_name_it(orch: Orch, up: list[str]) -> None:
-    running = orch.start(*up, *python(SLEEP))
-    running.until_out("up", 3)
-    agent = agent_of(orch)
-    agent.suspend()
-    until(lambda: orch("status", "--json").document["hosts"][0]["state"] == "silent")
+def test_orders_for_a_silent_host_name_it_and_wait_for_it(orch: Orch, live: Started) -> None:
+    agent = silent_agent(orch)
     assert "worker:1 did not answer in time: a is silent" in orch("stacks").err
     assert "a is silent: it sends SIGKILL to worker:1 (pid" in orch("kill", "worker:1").err
     agent.resume()
-    assert running.finish().code == 137
-    assert orch.result()["cause"]["text"] == "SIGKILL, sent by `orch kill`"
-    assert_nothing_left(orch)
+    until(lambda: orch.task("worker:1")["signal"] == signal.SIGKILL)
+    silent_agent(orch)
+    live.signal(signal.SIGINT)
+    said = "stopping: no answer from a; orch waits until it answers or is given up"
+    until(lambda: said in live.err)
+    agent.resume()
+    assert live.finish().code == 130
+    killed = orch.result()["tasks"][1]
+    assert (killed["task"], killed["signal"]) == ("worker:1", signal.SIGKILL)
 
 
-def test_down_names_a_host_that_is_lost(orch: Orch, up: list[str]) -> None:
-    running = orch.start(*up, *python(SLEEP))
-    running.until_out("up", 3)
+def test_down_names_a_host_that_is_lost(orch: Orch, live: Started) -> None:
     agent = agent_of(orch)
     agent.suspend()
     down = orch.start("down")
@@ -224,16 +216,7 @@ def test_down_names_a_host_that_is_lost(orch: Orch, up: list[str]) -> None:
     done = down.finish()
     assert done.code == 0
     assert f"; {UNREACHED}" in done.err
-    assert running.finish().code == 143
-    assert_nothing_left(orch)
-
-
-def test_stop_ends_all_hosts(orch: Orch, up: list[str]) -> None:
-    running = orch.start(*up, *python(SLEEP))
-    running.until_out("up", 3)
-    running.signal(signal.SIGINT)
-    assert running.finish().code == 130
-    assert_nothing_left(orch)
+    assert live.finish().code == 143
 
 
 def test_stop_does_not_wait_for_a_host_that_has_not_answered_the_check(
@@ -249,48 +232,23 @@ def test_stop_does_not_wait_for_a_host_that_has_not_answered_the_check(
     assert not psutil.pid_exists(int(connection.name.partition("-")[2]))
 
 
-def test_stop_names_the_silent_host_that_it_waits_for(orch: Orch, up: list[str]) -> None:
-    running = orch.start(*up, *python(SLEEP))
-    running.until_out("up", 3)
-    agent = agent_of(orch)
-    agent.suspend()
-    until(lambda: orch("status", "--json").document["hosts"][0]["state"] == "silent")
-    running.signal(signal.SIGINT)
-    said = "stopping: no answer from a; orch waits until it answers or is given up"
-    until(lambda: said in running.err)
-    agent.resume()
-    assert running.finish().code == 130
-    assert_nothing_left(orch)
-
-
 @pytest.mark.slow
 def test_many_hosts_under_a_low_soft_limit_on_open_files(orch: Orch) -> None:
     """The check raises the limit, and so do the agents that start beside it."""
     hosts = ",".join(f"n{at}" for at in range(60))
-    words = f"up -n 60 --hosts {hosts} --ssh-command false".split()
-    done = subprocess.run(
-        ["prlimit", "--nofile=50:4096", str(ORCH), *words],
-        cwd=orch.directory,
-        env=os.environ | {"XDG_STATE_HOME": str(orch.state)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stderr.count("its login shell ended with exit code 1")) == (2, 60)
-    assert "Traceback" not in done.stderr and "Too many open files" not in done.stderr
+    limited = ("prlimit", "--nofile=50:4096")
+    done = orch.start(*f"up -n 60 --hosts {hosts} --ssh-command false".split(), before=limited).finish()
+    assert (done.code, done.err.count("its login shell ended with exit code 1")) == (2, 60)
+    assert "Traceback" not in done.err and "Too many open files" not in done.err
 
 
 @pytest.mark.slow
 def test_nothing_is_left_after_the_supervisor_was_killed(orch: Orch, up: list[str]) -> None:
     running = orch.start(*up, "--link-timeout", "4s", *python(SLEEP))
     running.until_out("up", 3)
-    run = orch("status", "--json").document["run"]["id"]
-    started = processes_of(run)
-    (record,) = orch.state.glob("orch/runs/*/run.json")
-    psutil.Process(json.loads(record.read_text())["supervisor_pid"]).kill()
+    psutil.Process(orch.supervisor()).kill()
     running.finish()
     assert f"was not running; {UNREACHED}" in orch("down").err
-    until(lambda: not any(map(psutil.Process.is_running, started)))
 
 
 # Rows: the text that ssh writes into the file of -E, the text on stderr, and orch's message. None: ssh has no -E.

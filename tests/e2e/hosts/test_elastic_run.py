@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
+import shutil
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_run import (
-    PATIENT,
-    assert_losses_of_an_undisturbed_run,
-    cluster_sizes,
-    heal_and_grow,
-    lose_and_shrink,
-    orch,
-)
-from hosts_run import kill_victim
+from hosts_run import PATIENT, kill_victim
+from orch_command import ORCH
 from testbed import Testbed
 from waiting import until
 
+pytestmark = pytest.mark.slow
 SLOTS = "n1:2,n2,n3"
+EPOCHS = 20
+# Each number of workers divides it. The steps are those of an epoch of digits.
+GLOBAL_BATCH, STEPS = 36, 40
 
 
-@pytest.mark.slow
+def orch(machines: Testbed, project: Path, *words: str, timeout_s: float = 60) -> str:
+    command = (str(ORCH), *words[:1], "--as-root-anyway", *words[1:])
+    return str(machines["n0"].run(*command, cwd=project, timeout_s=timeout_s).stdout)
+
+
 def test_run_has_the_workers_that_fit_on_the_hosts(
     up: Any, machines: Testbed, project: Path, counting: tuple[str, ...]
 ) -> None:
@@ -30,7 +35,7 @@ def test_run_has_the_workers_that_fit_on_the_hosts(
     run = up("--workers", "2..4", *options, *counting, hosts=SLOTS)
     run.until_event("task_started", 4)
     until(lambda: "line 0" in run.log("worker:3"))
-    lose_and_shrink(machines, run)
+    run.shrink()
     run.until_event("task_started", 4 + 3)
     run.until_event("noticed", text="attempt 2 has 3 workers instead of 4: n3 is lost")
     planned = run.events("attempt_planned")[1]
@@ -41,17 +46,16 @@ def test_run_has_the_workers_that_fit_on_the_hosts(
     assert [task["task"] for task in status["tasks"]] == [f"worker:{index}" for index in range(3)]
     # The log of a task that the run no longer has can still be read.
     assert "line 0" in orch(machines, project, "logs", "worker:3")
-    heal_and_grow(machines, run)
+    run.grow()
     run.until_event("task_started", 4 + 3 + 4)
     (project / "end").touch()
     result = run.finish()
-    assert (result["outcome"], cluster_sizes(run)) == ("succeeded", [4, 3, 4])
+    assert (result["outcome"], run.cluster_sizes()) == ("succeeded", [4, 3, 4])
     assert [end["workers"] for end in (*result["history"], result)] == [4, 3, 4]
     assert "4 -> 3 -> 4; the program does not report its global batch" in run.text
     assert result["history"][0]["cause"]["host"] == "n3"
 
 
-@pytest.mark.slow
 def test_host_whose_agent_was_killed_is_used_again(
     up: Any, machines: Testbed, project: Path, counting: tuple[str, ...]
 ) -> None:
@@ -59,12 +63,11 @@ def test_host_whose_agent_was_killed_is_used_again(
     run.until_event("task_started", 3)
     kill_victim(machines, "agent")
     run.until_event("attempt_planned", 2)
-    assert cluster_sizes(run) in ([3, 3], [3, 2])  # on a busy machine it is not back in time
+    assert run.cluster_sizes() in ([3, 3], [3, 2])  # on a busy machine it is not back in time
     (project / "end").touch()
     assert run.finish()["outcome"] == "succeeded"
 
 
-@pytest.mark.slow
 def test_run_with_too_few_hosts_fails_with_the_lost_host_as_cause(
     up: Any, machines: Testbed, project: Path, counting: tuple[str, ...]
 ) -> None:
@@ -77,10 +80,51 @@ def test_run_with_too_few_hosts_fails_with_the_lost_host_as_cause(
     assert result["not_restarted"] == "n2 and n3 have too few slots for 3 workers, the fewest of --workers"
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run(
+def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run_on_one_machine(
     up: Any, machines: Testbed, project: Path
 ) -> None:
-    places = ("--workers", "2..4")
-    assert_losses_of_an_undisturbed_run(up, machines, project, places, [4, 3, 4], hosts=SLOTS)
+    """The built-in program keeps the global batch, so that each epoch has the same steps with any number of workers."""
+    program = ("--", "--epochs", str(EPOCHS), "--export", "none")
+    common = ("--global-batch", str(GLOBAL_BATCH), "--threads", "1", "--checkpoint-dir")
+    here, there = project / "here", project / "there"
+    orch(machines, project, "up", *common, str(here), *program, timeout_s=400)
+    shutil.rmtree(machines["n0"].state)
+    options = (*common, str(there), "--workers", "2..4", "--start-timeout", "off")
+    run = up(*options, *program, hosts=SLOTS)
+    until(lambda: "epoch 2/" in run.text or run.process.poll() is not None, 200)
+    run.shrink()
+    # The host is back soon after the first step, long before the last one.
+    machines.heal()
+    until(lambda: run.events("resumed") or run.process.poll() is not None, 200)
+    run.grow()
+    run.process.wait(400)
+    result = run.finish()
+    assert (result["outcome"], run.cluster_sizes()) == ("succeeded", [4, 3, 4]), run.text
+    assert [event["method"] for event in run.events("task_started")][:4] == ["fork"] * 4
+    kept = f"4 -> 3 -> 4; global batch {GLOBAL_BATCH} kept"
+    assert kept in run.text
+    assert [end["global_batch"] for end in (*result["history"], result)] == [GLOBAL_BATCH] * 3
+
+    ours, theirs = (json.loads((place / "history.json").read_text())["epochs"] for place in (here, there))
+    # A tie that is broken otherwise, after sums in another order, changes late losses by up to 3e-4 (measured).
+    for name in ("loss", "accuracy"):
+        expected, found = ([epoch[name] for epoch in epochs] for epochs in (ours, theirs))
+        assert found[0] == pytest.approx(expected[0], rel=1e-5)
+        assert found == pytest.approx(expected, rel=1e-3, abs=5e-3)
+    # The curve of the report has all attempts, and repeats at most the steps since the last whole checkpoint.
+    report = re.search(r'id="runs"[^>]*>([^<]+)<', orch(machines, project, "report", "-o", "-"))
+    assert report is not None
+    (document,) = json.loads(gzip.decompress(b64decode(report[1])))
+    assert document["end"]["workers"] == kept
+    columns = document["series"]["tasks"]["worker:0"]
+    points = zip(columns["attempt"], columns["step"], columns["loss"], strict=True)
+    known = [(attempt, step) for attempt, step, loss in points if step is not None and loss is not None]
+    assert known == sorted(known) and {attempt for attempt, _ in known} == {1, 2, 3}
+    # The curve has a point for each second, so the last point may be before the last step.
+    assert EPOCHS // 2 * STEPS < known[-1][1] <= EPOCHS * STEPS
+    for number, end in enumerate(result["history"], start=1):
+        assert 0 < end["resumed_at"] <= end["position"] <= end["resumed_at"] + 2 * STEPS
+        last = max(step for attempt, step in known if attempt == number)
+        first = min(step for attempt, step in known if attempt == number + 1)
+        assert end["resumed_at"] <= first <= last + 2 * STEPS

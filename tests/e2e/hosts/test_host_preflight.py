@@ -5,7 +5,6 @@ Each call takes seconds, so it has several faults.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import sys
@@ -15,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from orch_command import ORCH
+from hosts_run import HOSTS, Commands
+from orch_command import Finished
 from testbed import Machine, Testbed
 
 SCRIPT = "import tensorflow as tf\nprint(tf.distribute.MultiWorkerMirroredStrategy())\n"
 VENV = Path(sys.prefix)
-HOSTS = ("n1", "n2", "n3")
 
 
 @pytest.fixture(autouse=True)
@@ -28,16 +27,13 @@ def script(project: Path) -> None:
     (project / "train.py").write_text(SCRIPT)
 
 
-def _doctor(
-    machines: Testbed, project: Path, *words: str, hosts: str = "n1,n2,n3", code: int = 1
-) -> dict[str, Any]:
-    options = ("--as-root-anyway", "--json", "--hosts", hosts)
-    command = (str(ORCH), "doctor", *options, *words, "--", sys.executable, "train.py")
-    done = machines["n0"].run(*command, cwd=project, check=False)
-    assert done.returncode == code, done.stderr + done.stdout
-    document = json.loads(done.stdout)
-    assert isinstance(document, dict)
-    return document
+def _doctor(*words: str, hosts: str = "n1,n2,n3") -> list[str]:
+    return ["doctor", "--json", "--hosts", hosts, *words, "--", sys.executable, "train.py"]
+
+
+def _run(machines: Testbed, project: Path, *commands: list[str]) -> list[Finished]:
+    with Commands(machines["n0"]) as running:
+        return [running.run(project, *words, env={}) for words in commands]
 
 
 def _found(document: Mapping[str, Any], level: str = "problem") -> list[str]:
@@ -85,9 +81,11 @@ def test_equal_hosts_are_ready_and_nothing_is_left_on_them(machines: Testbed, pr
     shared = project / "checkpoints"
     with _harmless(machines):
         before = {name: machine.files() for name, machine in machines.machines.items()}
-        options = ("--checkpoint-dir", str(shared), "--interface", "eth0")
-        document = _doctor(machines, project, *options, code=0)
+        command = _doctor("--checkpoint-dir", str(shared), "--interface", "eth0")
+        (done,) = _run(machines, project, command)
         assert {name: machine.files() for name, machine in machines.machines.items()} == before
+    assert done.code == 0, done
+    document = done.document
     assert document["healthy"]
     rows = document["hosts"]
     assert [row["host"] for row in rows] == list(HOSTS)
@@ -99,29 +97,48 @@ def test_equal_hosts_are_ready_and_nothing_is_left_on_them(machines: Testbed, pr
     assert not shared.exists()
 
 
-def test_the_table_is_for_people_and_names_all_hosts_that_cannot_be_reached(
-    machines: Testbed, project: Path
-) -> None:
-    words = ("doctor", "--as-root-anyway", "--engine", "ssh", "--hosts", "n1,nowhere,n0")
-    done = machines["n0"].run(str(ORCH), *words, check=False, cwd=project)
-    assert done.returncode == 1
-    title, n1, nowhere, n0, *_ = done.stdout.splitlines()
+def test_hosts_that_cannot_be_used_are_named_before_anything_starts(machines: Testbed, project: Path) -> None:
+    """A checkpoint directory that is not shared is a warning, unless the run may restart."""
+    code = "import sys; sys.version_info = (3, 9, 18, 'final', 0)"
+    words = shlex.join([sys.executable, "-I", "-S", "-c", f"{code}; exec(sys.stdin.buffer.raw.readline())"])
+    machines["n2"].run("tee", "/tmp/python", stdin=f"#!/bin/sh\nexec {words}\n".encode())
+    machines["n2"].run("chmod", "755", "/tmp/python")
+    machines["n3"].run("ln", "-s", "/usr/sbin/nologin", "/tmp/python")
+    machines["n1"].run("ip", "link", "add", "ib0", "type", "dummy", check=False)
+    own = ("--checkpoint-dir", "/var/tmp/checkpoints")
+    with _full(machines["n3"], 0):
+        done = _run(
+            machines,
+            project,
+            ["doctor", "--engine", "ssh", "--hosts", "n1,nowhere,n0"],
+            ["up", "--hosts", "n3,nowhere", "--", sys.executable, "train.py"],
+            _doctor("--remote-python", "/tmp/python"),
+            _doctor("--interface", "ib0", *own, hosts="n1,n2"),
+        )
+    assert [each.code for each in done] == [1, 2, 1, 1], done
+    table, refused, interpreters, interfaces = done
+    title, n1, nowhere, n0, *_ = table.lines
     assert title.split()[:4] == ["HOST", "ADDRESS", "PYTHON", "TENSORFLOW"]
     assert n1.split()[:2] == ["n1", machines["n1"].address]
     assert (nowhere.split(), n0.split()) == (["nowhere", *"--------"], ["n0", *"--------"])
-    said = " ".join(done.stdout.split())
+    said = " ".join(table.out.split())
     assert "nowhere: ssh knows no host nowhere" in said
     assert "n0: n0 is there, but no ssh server listens on its port 22" in said
 
+    assert "nowhere: ssh knows no host nowhere; correct the name" in refused.err
+    assert "n3: no space is left in /tmp; delete files there, or let TMPDIR" in refused.err
+    assert not (machines["n0"].state / "runs").exists()
 
-def test_up_refuses_before_it_starts_anything(machines: Testbed, project: Path) -> None:
-    words = ("up", "--as-root-anyway", "--hosts", "n1,nowhere", "--", sys.executable, "train.py")
-    with _full(machines["n1"], 0):
-        done = machines["n0"].run(str(ORCH), *words, check=False, cwd=project)
-    assert done.returncode == 2
-    assert "nowhere: ssh knows no host nowhere; correct the name" in done.stderr
-    assert "n1: no space is left in /tmp; delete files there, or let TMPDIR" in done.stderr
-    assert not (machines["n0"].home / ".local/state/orch/runs").exists()
+    missing, old, nologin = _found(interpreters.document)
+    assert nologin.startswith("n3: the login shell of this account is nologin, which runs no command")
+    assert missing.startswith("n1: its Python was not found (")
+    version = sys.version.split()[0]
+    assert old == f"n2: Python {version} ({sys.executable}) is too old: orch needs 3.11 or newer"
+    assert _found(interfaces.document) == [
+        f"{name} has no interface ib0 with an IPv4 address; it has eth0 ({machines[name].address})"
+        for name in ("n1", "n2")
+    ]
+    assert _found(interfaces.document, "warning") == ["/var/tmp/checkpoints on n2 is not the directory of n1"]
 
 
 def test_differences_between_hosts_are_all_named(machines: Testbed, project: Path) -> None:
@@ -143,7 +160,8 @@ def test_differences_between_hosts_are_all_named(machines: Testbed, project: Pat
         _mounted(machines["n3"], empty, project),
         _full(machines["n2"], 6),
     ):
-        document = _doctor(machines, project)
+        (done,) = _run(machines, project, _doctor())
+    document = done.document
     path = project / "train.py"
     found = [re.sub(r"has \d MiB free", "has little free", text) for text in _found(document)]
     assert sorted(found) == sorted(
@@ -163,43 +181,3 @@ def test_differences_between_hosts_are_all_named(machines: Testbed, project: Pat
     assert [row["script"] for row in document["hosts"]] == ["same", "differs", "missing"]
     assert [row["checkpoints"] for row in document["hosts"]] == ["shared", "own", "own"]
     assert not [path for path in machines["n1"].files() if "/var/tmp/" in path or "orch-shared" in path]
-
-
-def test_names_of_one_machine_are_refused(machines: Testbed, project: Path) -> None:
-    """Its key is known by the name n1 only. Another name of the user's configuration reaches it, too."""
-    config = machines["n0"].home / ".ssh/config"
-    text = config.read_text()
-    config.write_text(f"Host another\n HostName n1\n HostKeyAlias n1\n{text.replace('Host n*', 'Host *')}")
-    try:
-        document = _doctor(machines, project, hosts=f"n1,another,{machines['n1'].address}")
-    finally:
-        config.write_text(text)
-    assert "n1 and another are names of one machine" in _found(document)
-    assert "host key is not known" in " ".join(_found(document))
-
-
-def test_missing_interpreter_old_one_and_nologin_are_distinguished(machines: Testbed, project: Path) -> None:
-    code = "import sys; sys.version_info = (3, 9, 18, 'final', 0)"
-    words = shlex.join([sys.executable, "-I", "-S", "-c", f"{code}; exec(sys.stdin.buffer.raw.readline())"])
-    machines["n2"].run("tee", "/tmp/python", stdin=f"#!/bin/sh\nexec {words}\n".encode())
-    machines["n2"].run("chmod", "755", "/tmp/python")
-    machines["n3"].run("ln", "-s", "/usr/sbin/nologin", "/tmp/python")
-    document = _doctor(machines, project, "--remote-python", "/tmp/python")
-    missing, old, nologin = _found(document)
-    assert nologin.startswith("n3: the login shell of this account is nologin, which runs no command")
-    assert missing.startswith("n1: its Python was not found (")
-    version = sys.version.split()[0]
-    assert old == f"n2: Python {version} ({sys.executable}) is too old: orch needs 3.11 or newer"
-
-
-def test_interface_that_a_host_does_not_have_is_a_problem(machines: Testbed, project: Path) -> None:
-    """A checkpoint directory that is not shared is a warning, unless the run may restart."""
-    machines["n1"].run("ip", "link", "add", "ib0", "type", "dummy", check=False)
-    own = ("--checkpoint-dir", "/var/tmp/checkpoints")
-    document = _doctor(machines, project, "--interface", "ib0", *own, hosts="n1,n2")
-    assert _found(document)[-1] == (
-        f"n2 has no interface ib0 with an IPv4 address; it has eth0 ({machines['n2'].address})"
-    )
-    assert _found(document, "warning") == ["/var/tmp/checkpoints on n2 is not the directory of n1"]
-    document = _doctor(machines, project, "--interface", "lo", hosts="n1,n2")
-    assert _found(document)[0].startswith("n1 has no interface lo with an IPv4 address; it has eth0 (")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hosts_run import run_commands
-from orch_command import ORCH
+from hosts_run import Commands
 from testbed import Testbed
 
 ODD_NAMES = {"new\nline.py", "-rf", "#hash", "[a]*?\\b", "\udcff\udcfe.py", " "}
 # The name is also the text of a message of git.
 REPOSITORY = "not a git repository"
 WORK = f"{REPOSITORY}/training"
+# The repositories in one directory.
+INSIDE = ("", "module/", "inner/", "inner/innermost/")
 
 
 @pytest.fixture
@@ -42,33 +42,19 @@ def git(directory: Path, *words: str) -> None:
     subprocess.run(["git", "-C", str(directory), *config, *words], check=True, capture_output=True)
 
 
-def sync(machines: Testbed, *command: str, hosts: str = "n1", **env: str) -> subprocess.CompletedProcess[str]:
-    """Run `orch up --sync` in `work`."""
-    words = (str(ORCH), "up", "--as-root-anyway", "--sync", "--hosts", hosts, *command)
-    place = Path(f"{machines.directory}/home/{WORK}")
-    return machines["n0"].run(*words, cwd=place, check=False, env=env)
+def place(machines: Testbed, path: str = WORK) -> str:
+    """The path in the home directory, as the machines see it."""
+    return f"{machines.directory}/home/{path}"
 
 
-# The copy and the checks before a run, without the run.
-CHECK = """
-from pathlib import Path
-from orchestrator.client.launch import check_hosts, load_request
-from orchestrator.links.supervisor_link import start_supervisor
-with start_supervisor() as supervisor:
-    check_hosts(load_request(1, ["true"], Path.cwd(), {"hosts": "n1", "sync": True}).spec, supervisor)
-"""
+UP = ("up", "--sync", "--hosts")
 
 
-def copy(machines: Testbed, **env: str) -> None:
-    cwd = Path(f"{machines.directory}/home/{WORK}")
-    machines["n0"].run(sys.executable, "-c", CHECK, cwd=cwd, env=env)
-
-
-def copied(machines: Testbed, host: str = "n1") -> set[str]:
-    """The paths that a host has below `training`. A slash marks a directory."""
-    top = machines[host].home / WORK
+def copied(machines: Testbed, host: str = "n1", path: str = WORK) -> set[str]:
+    """The paths that a host has below this one. A slash marks a directory."""
+    top = machines[host].home / path
     return {
-        f"{path.relative_to(top)}{'/' * (path.is_dir() and not path.is_symlink())}" for path in top.rglob("*")
+        f"{each.relative_to(top)}{'/' * (each.is_dir() and not each.is_symlink())}" for each in top.rglob("*")
     }
 
 
@@ -92,8 +78,9 @@ def test_hosts_get_what_git_does_not_ignore(machines: Testbed, work: Path) -> No
     work.chmod(0o750)
     write(machines["n1"].home / WORK, ".env", "only there", text="there")
     # The script is looked for after the copy.
-    done = sync(machines, "--", "train.py", hosts="n1,n2")
-    assert done.returncode == 0, done.stderr
+    with Commands(machines["n0"]) as commands:
+        done = commands.run(place(machines), *UP, "n1,n2", "--", "train.py", env={})
+    assert done.code == 0, done.err
     expected = {"train.py", "kept.log", "empty/", "logs/", "part/", "part/data.py", "linked", *ODD_NAMES}
     assert copied(machines, "n2") == expected
     assert copied(machines) == expected | {".env", "only there"}
@@ -103,8 +90,9 @@ def test_hosts_get_what_git_does_not_ignore(machines: Testbed, work: Path) -> No
     assert not (machines["n2"].home / REPOSITORY / "beside.py").exists()
 
 
-def test_repositories_inside_are_copied_by_their_own_rules(machines: Testbed, work: Path) -> None:
-    module = work.parent / "module"
+def nest(top: Path) -> None:
+    """Repositories in repositories, submodules, and links to them."""
+    work, module = top / "training", top / "module"
     for repository in (work, module, work / "inner", work / "inner/innermost"):
         write(repository, ".gitignore", "code.py", "ignored", text="ignored\n")
         git(repository, "init")
@@ -116,92 +104,99 @@ def test_repositories_inside_are_copied_by_their_own_rules(machines: Testbed, wo
     shutil.rmtree(work / "elsewhere")
     for link, target in (("elsewhere", "../module"), ("here", "."), ("here again", ".")):
         (work / link).symlink_to(target)
-    copy(machines)
-    top = {".gitmodules", "train.py", "elsewhere", "here", "here again", "module/new.py"}
-    places = ("", "module/", "inner/", "inner/innermost/")
-    files = {f"{place}{name}" for place in places for name in (".gitignore", "code.py")}
-    assert copied(machines) == {*top, *files, *places} - {""}
 
 
-def test_a_repository_runs_no_program_and_variables_of_a_hook_are_ignored(
-    machines: Testbed, work: Path
-) -> None:
-    git(work, "init")
-    write(work, "secret", ".gitignore", text="secret\n")
-    program = machines.shared / "program"
-    program.write_text(f"#!/bin/sh\ntouch {machines.shared}/ran\n")
+NESTED = {f"{within}{name}" for within in INSIDE for name in (".gitignore", "code.py")}
+NESTED |= {".gitmodules", "train.py", "elsewhere", "here", "here again", "module/new.py", *INSIDE} - {""}
+
+
+def configure_a_program(top: Path) -> None:
+    write(top / "training", "secret", ".gitignore", text="secret\n")
+    git(top / "training", "init")
+    program = top / "program"
+    program.write_text('#!/bin/sh\ntouch "$(dirname "$0")/ran"\n')
     program.chmod(0o755)
-    git(work, "config", "core.fsmonitor", str(program))
-    git(work.parent, "init")
-    other = f"{machines.directory}/home/{REPOSITORY}/.git"
-    copy(machines, GIT_DIR=other, GIT_WORK_TREE="/", GIT_INDEX_FILE="/nowhere/index")
-    assert copied(machines) == {"train.py", ".gitignore"}
-    assert not (machines.shared / "ran").exists()
+    git(top / "training", "config", "core.fsmonitor", str(program))
+    git(top, "init")
 
 
-# Rows: a change to a repository on n0, and the reason in orch's message.
-UNLISTED: dict[str, tuple[Callable[[Path], object], str]] = {
+def write_gitignore(top: Path) -> None:
+    write(top / "training", "secret", "a/secret", "a/b", ".gitignore", text="secret\n")
+
+
+def ignore_the_script(top: Path) -> None:
+    git(top, "init")
+    write(top, "training/other")
+    write(top, ".gitignore", text="train.py\n")
+
+
+def in_repository(change: Callable[[Path], object]) -> Callable[[Path], object]:
+    """Make a repository, then change it."""
+    return lambda top: (git(top, "init"), change(top))
+
+
+HOOK = {"GIT_DIR": "/hook/.git", "GIT_WORK_TREE": "/", "GIT_INDEX_FILE": "/nowhere/index"}
+OWN = {"train.py", "a/", "a/b", ".gitignore"}
+UNLISTED = "git cannot list the files in PLACE ("
+# What makes a directory, the environment of orch (None: a PATH without git), what the host gets, and the error.
+DIRECTORIES: dict[str, tuple[Callable[[Path], object], dict[str, str] | None, set[str], str]] = {
+    "repositories inside": (nest, {}, NESTED, ""),
+    # Neither the program of a repository runs, nor do the variables of a hook count.
+    "hook": (configure_a_program, HOOK, {"train.py", ".gitignore"}, ""),
+    "no repository": (write_gitignore, {}, OWN, ""),
+    "no repository and no git": (write_gitignore, None, OWN, ""),
     "of another owner": (
-        lambda top: [os.chown(path, 12345, 12345) for path in (top, top / ".git")],
-        "git cannot list the files in PLACE (fatal: detected dubious ownership in repository",
+        in_repository(lambda top: [os.chown(path, 12345, 12345) for path in (top, top / ".git")]),
+        {},
+        set(),
+        f"{UNLISTED}fatal: detected dubious ownership in repository",
     ),
     "without git": (
-        lambda top: None,
-        "git cannot list the files in PLACE (git could not be started: No such file",
+        in_repository(lambda top: None),
+        None,
+        set(),
+        f"{UNLISTED}git could not be started: No such file",
     ),
     "damaged": (
-        lambda top: (top / ".git/HEAD").unlink(),
-        "git cannot list the files in PLACE (fatal: not a git repository",
+        in_repository(lambda top: (top / ".git/HEAD").unlink()),
+        {},
+        set(),
+        f"{UNLISTED}fatal: not a git repository",
     ),
     "broken": (
-        lambda top: write(top, ".git/config", text="[core\n"),
-        "git cannot list the files in PLACE (fatal: bad config line 1",
+        in_repository(lambda top: write(top, ".git/config", text="[core\n")),
+        {},
+        set(),
+        f"{UNLISTED}fatal: bad config line 1",
     ),
-    "ignored": (lambda top: write(top, ".gitignore", text="training/\n"), "git ignores all files in"),
+    "all ignored": (
+        in_repository(lambda top: write(top, ".gitignore", text="training/\n")),
+        {},
+        set(),
+        "git ignores all files in",
+    ),
+    "the script ignored": (ignore_the_script, {}, {"other"}, "train.py (No such file or directory)"),
 }
 
 
-def test_nothing_is_copied_if_git_lists_no_files(machines: Testbed, work: Path) -> None:
-    home = f"{machines.directory}/home/{REPOSITORY}"
-    up = ("up", "--as-root-anyway", "--sync", "--hosts", "n1", "--", "true")
-    commands, expected = [], []
-    for name, (change, said) in UNLISTED.items():
-        write(work.parent, f"{name}/training/train.py")
-        git(work.parent / name, "init")
-        change(work.parent / name)
-        place = f"{home}/{name}/training"
-        path = {"PATH": path_without_git(machines.shared / "programs")} if name == "without git" else {}
-        commands.append((place, up, path))
-        expected.append(f"--sync: {said}".replace("PLACE", f"{place}/"))
-    done = run_commands(machines["n0"], commands)
-    wrong = [
-        (said, code, err)
-        for said, (code, err) in zip(expected, done, strict=True)
-        if code != 2 or said not in " ".join(err.split())
-    ]
+def test_directories_are_copied_by_their_own_rules_or_not_at_all(machines: Testbed, work: Path) -> None:
+    """The hosts get what git does not ignore. A script is looked for after the copy."""
+    without_git = {"PATH": path_without_git(machines.shared / "programs")}
+    wrong = []
+    with Commands(machines["n0"]) as commands:
+        for name, (make, env, expected, said) in DIRECTORIES.items():
+            write(work.parent, f"{name}/training/train.py")
+            make(work.parent / name)
+            path = f"{REPOSITORY}/{name}/training"
+            environ = without_git if env is None else env
+            done = commands.run(place(machines, path), *UP, "n1", "--", "train.py", env=environ)
+            found, text = copied(machines, path=path), " ".join(done.err.split())
+            said = said.replace("PLACE", place(machines, f"{path}/"))
+            if (done.code, found) != (2 if said else 0, expected) or said not in text:
+                wrong.append((name, done, found))
     assert not wrong
-    assert not (machines["n1"].home / REPOSITORY).exists()
-
-
-@pytest.mark.parametrize("has_git", [True, False])
-def test_a_directory_outside_of_a_repository_is_copied_by_its_own_gitignore(
-    machines: Testbed, work: Path, has_git: bool
-) -> None:
-    write(work, "secret", "a/secret", "a/b", ".gitignore", text="secret\n")
-    copy(machines, **({} if has_git else {"PATH": path_without_git(machines.shared / "programs")}))
-    assert copied(machines) == {"train.py", "a/", "a/b", ".gitignore"}
-
-
-def test_an_ignored_script_is_missing_and_the_message_says_why(machines: Testbed, work: Path) -> None:
-    git(work.parent, "init")
-    write(work, "other")
-    write(work.parent, ".gitignore", text="train.py\n")
-    done = sync(machines, "--", "train.py")
-    assert done.returncode == 2
-    said = " ".join(done.stderr.split())
-    assert "train.py (No such file or directory)" in said
-    assert "--sync copies only files in" in said and "that git does not ignore" in said
-    assert copied(machines) == {"other"}
+    assert "--sync copies only files in" in text and "that git does not ignore" in text
+    assert not (work.parent / "hook/ran").exists()
 
 
 def path_without_git(directory: Path) -> str:

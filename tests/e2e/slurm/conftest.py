@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import testbed
 from batch_run import RESUMES, BatchRun
-from login_node import LoginNode
+from hosts_run import Commands, HostsRun, shared_state
+from login_node import NODES, LoginNode
 from slurm import Slurm, reason_to_skip
 from testbed import Testbed
 
@@ -37,13 +39,33 @@ def slurm(all_slurm: Slurm, up: Any, machines: Testbed) -> Iterator[Slurm]:
     yield all_slurm
     machines.heal()
     all_slurm.settle()
+    for machine in machines.machines.values():
+        shutil.rmtree(machine.state, ignore_errors=True)
 
 
 @pytest.fixture
 def login(slurm: Slurm, machines: Testbed, project: Path) -> Iterator[LoginNode]:
-    node = LoginNode(machines, slurm, project)
-    yield node
-    node.orch("down", "--all", check=False)
+    with Commands(machines["n0"]) as commands:
+        yield LoginNode(commands, slurm, project)
+        commands.run(project, "down", "--all", env=slurm.environ | shared_state(project))
+
+
+@pytest.fixture
+def start(up: Any, slurm: Slurm) -> Callable[..., HostsRun]:
+    """Starts `orch up` on three nodes."""
+    return lambda *words: up(*NODES, *words, hosts=None, env=slurm.environ)
+
+
+@pytest.fixture
+def started(start: Callable[..., HostsRun], counting: tuple[str, ...]) -> Callable[..., HostsRun]:
+    """Starts a run whose three tasks count."""
+
+    def start_all(*words: str) -> HostsRun:
+        run = start(*words, *counting)
+        run.until_event("task_started", 3)
+        return run
+
+    return start_all
 
 
 @pytest.fixture
@@ -52,6 +74,4 @@ def batch(machines: Testbed, slurm: Slurm, project: Path) -> Iterator[BatchRun]:
     run = BatchRun(machines, slurm, project)
     yield run
     if run.job:
-        machines["n0"].run("scancel", run.job, env=slurm.environ, check=False)
-    for name in ("n0", "n1"):
-        machines[name].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
+        slurm.run("scancel", run.job, check=False)

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 from batch_run import BatchRun
 from orch_command import ORCH, read_document, read_events
-from slurm import Slurm
 from testbed import Testbed
-from trained_state import ABSOLUTE, RELATIVE, assert_same_training
-from waiting import until
+from trained_state import ABSOLUTE, RELATIVE
 
 _SHARDED = Path(__file__).parent / "sharded_script.py"
 _NODES_OFF = {"first node off": "n1", "last node off": "n3"}
@@ -38,7 +36,7 @@ def test_job_that_is_started_again_continues_from_the_checkpoints(batch: BatchRu
     batch.start_again()
     batch.until_trains(2)
     second = batch.directory
-    (batch.project / "kept/end").touch()
+    batch.end()
     result = batch.result()
     assert (result["outcome"], result["attempts"]) == ("succeeded", 1), batch.text
     record = read_document(second / "run.json")
@@ -61,25 +59,6 @@ def test_job_that_is_started_again_continues_from_the_checkpoints(batch: BatchRu
         assert "3 of 3 tasks said that the state is saved" in earlier["cause"]["text"]
     if how in ("notice", "signal", "time limit"):  # a preemption may kill `orch up` before it says so
         assert "Slurm starts its job again" in batch.text
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_preempted_training_ends_like_an_undisturbed_one(
-    batch: BatchRun, machines: Testbed, project: Path
-) -> None:
-    program = ("--epochs", "4", "--steps-per-epoch", "60", "--keep", "4", "--export", "none")
-    train = ("--workers", "3", "--threads", "1", "--", *program)
-    whole = (str(ORCH), "up", "--as-root-anyway", "--checkpoint-dir", str(project / "whole"), *train)
-    machines["n0"].run(*whole, cwd=project, timeout_s=400)
-    batch.submit("--threads", "1", "--", *program)
-    until(lambda: (project / "kept/ckpt-1.index").exists(), 400)
-    machines["n0"].run("srun", "-p", "urgent", "-N3", "--exclusive", "true", env=batch.slurm.environ)
-    batch.start_again()
-    result = batch.result()
-    assert (result["outcome"], len(batch.runs)) == ("succeeded", 2), batch.text
-    for epoch in range(1, 5):
-        assert_same_training(project / f"kept/ckpt-{epoch}", project / f"whole/ckpt-{epoch}")
 
 
 @pytest.fixture(scope="module")
@@ -155,13 +134,3 @@ def test_disturbed_training_has_the_losses_and_weights_of_an_undisturbed_one(
             np.testing.assert_allclose(
                 end[name], undisturbed[name], rtol=RELATIVE, atol=ABSOLUTE, err_msg=name
             )
-
-
-def test_allocation_that_ends_too_soon_is_refused(slurm: Slurm, machines: Testbed, project: Path) -> None:
-    command = (str(ORCH), "up", "--as-root-anyway", "--engine", "slurm", "--", "true")
-    done = machines["n0"].run(
-        *("salloc", "--nodes=1", "--time=1", *command), check=False, env=slurm.environ, cwd=project
-    )
-    assert done.returncode == 2
-    assert ", and --notice 2m before its end the tasks would be told to end" in done.stderr
-    until(lambda: not slurm.queue())

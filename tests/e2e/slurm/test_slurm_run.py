@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from hosts_run import run_commands
-from login_node import NODES, LoginNode
-from orch_command import ORCH
+from hosts_run import HostsRun
+from login_node import LoginNode
+from orch_command import ORCH, read_document, read_events
 from slurm import Slurm
 from testbed import Testbed
 from waiting import PATIENCE_S, until
 
-_LOST = 137
-_NOTICE = 42
+LOST, NOTICE = 137, 42
 # worker:1 fails with its own exit code. Its peers wait until they are stopped.
-_FAIL = """
+FAIL = """
 import json, os, pathlib, sys, time
 print(os.uname().nodename, flush=True)
 index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -30,90 +30,102 @@ sys.exit(7)
 """
 
 
-def up_under(up: Any, slurm: Slurm, *words: str) -> Any:
-    return up(*NODES, *words, hosts=None, env=slurm.environ)
-
-
-def test_allocation_of_the_shell_is_used_and_kept(slurm: Slurm, machines: Testbed, project: Path) -> None:
-    """Here a batch script is that shell: orch runs on its first node. Its exit code is that of the task that failed."""
-    (project / "fail.py").write_text(_FAIL)
-    up = f"{ORCH} up --as-root-anyway --engine slurm --workers 3 -- fail.py"
-    output = project / "out"
-    machines["n0"].run(
-        *("sbatch", "--nodes=3", f"--output={output}"),
-        stdin=f"#!/bin/sh\n{up}\necho exit code $?\nsqueue -h -o %T\n".encode(),
-        env=slurm.environ,
-        cwd=project,
-    )
+def submit(slurm: Slurm, project: Path, script: str, *options: str) -> list[str]:
+    """The output of a batch job."""
+    slurm.run("sbatch", f"--output={project}/out", *options, stdin=f"#!/bin/sh\n{script}\n", cwd=project)
     until(lambda: not slurm.queue())
-    lines = output.read_text().splitlines()
+    return (project / "out").read_text().splitlines()
+
+
+def test_allocation_of_the_shell_is_used_and_kept(slurm: Slurm, project: Path) -> None:
+    """Here a batch script is that shell: orch runs on its first node. Its exit code is that of the task that failed."""
+    (project / "fail.py").write_text(FAIL)
+    up = f"{ORCH} up --as-root-anyway --engine slurm --workers 3 -- fail.py"
+    lines = submit(slurm, project, f"{up}\necho exit code $?\nsqueue -h -o %T", "--nodes=3")
     shown = [line for line in lines if line.startswith("worker:") and " | " in line]
     assert sorted(shown) == [f"worker:{index} | n{index + 1}" for index in range(3)], lines
     assert lines[-2:] == ["exit code 7", "RUNNING"]
-    machines["n1"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
 
 
 @pytest.mark.slow
-def test_exported_script_runs_as_it_is(slurm: Slurm, machines: Testbed, project: Path) -> None:
+def test_exported_script_runs_as_it_is(slurm: Slurm, project: Path) -> None:
     (project / "train.py").write_text('import os; print("level", os.environ["LEVEL"])')
     options = ("--nodes", "2", "-n", "2", "--time", "10m", "-e", "LEVEL=7", "-o", "job.sh")
-    machines["n0"].run(
-        *(str(ORCH), "export", "slurm", *options, "--as-root-anyway", "--", "train.py"), cwd=project
-    )
+    slurm.run(str(ORCH), "export", "slurm", *options, "--as-root-anyway", "--", "train.py", cwd=project)
     script = (project / "job.sh").read_text().replace(" up ", " up --as-root-anyway ")
-    (project / "job.sh").write_text(script)
-    output = project / "out"
-    machines["n0"].run("sbatch", f"--output={output}", "job.sh", env=slurm.environ, cwd=project)
+    assert {"worker:0 | level 7", "worker:1 | level 7"} <= set(submit(slurm, project, script))
+
+
+def test_allocation_that_ends_too_soon_is_refused(slurm: Slurm, machines: Testbed, project: Path) -> None:
+    command = (str(ORCH), "up", "--as-root-anyway", "--engine", "slurm", "--", "true")
+    words = ("salloc", "--nodes=1", "--time=1", *command)
+    done = machines["n0"].run(*words, check=False, env=slurm.environ, cwd=project)
+    assert done.returncode == 2
+    assert ", and --notice 2m before its end the tasks would be told to end" in done.stderr
     until(lambda: not slurm.queue())
-    lines = set(output.read_text().splitlines())
-    assert {"worker:0 | level 7", "worker:1 | level 7"} <= lines
-    machines["n1"].run("rm", "-rf", f"{machines.directory}/home/.local/state/orch")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["scancel", "preemption", "time limit"])
-def test_end_of_the_job_is_a_notice(
-    up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], how: str
+@pytest.mark.parametrize(
+    ("how", "said", "code"),
+    [
+        ("scancel", "Slurm's job {job} was cancelled", 143),
+        ("preemption", "Slurm ends its job", NOTICE),
+        ("time limit", "the time limit of its job is reached in ", NOTICE),
+        # Signals to `orch up` reach the supervisor on a node.
+        ("USR2", "", NOTICE),
+        ("TERM", "", 143),
+        ("INT", "", 130),
+    ],
+)
+def test_end_of_the_job_or_of_orch_stops_the_run(
+    started: Callable[..., HostsRun], slurm: Slurm, machines: Testbed, how: str, said: str, code: int
 ) -> None:
     """A cancelled job is not meant to start again: its exit code is that of SIGTERM."""
-    limit = ("--time", "60s", "--notice", "30s") if how == "time limit" else ()
-    run = up_under(up, slurm, *limit, *counting)
-    run.until_event("task_started", 3)
-    (job,) = (line.split()[0] for line in slurm.queue())
-    if how == "scancel":
-        machines["n0"].run("scancel", job, env=slurm.environ)
-    elif how == "preemption":
-        machines["n0"].run("srun", "-p", "urgent", "-N3", "--exclusive", "true", env=slurm.environ)
+    run = started(*(("--time", "60s", "--notice", "30s") if how == "time limit" else ()))
+    job = slurm.job()
+    match how:
+        case "scancel":
+            slurm.run("scancel", job)
+        case "preemption":
+            slurm.preempt()
+        case "USR2" | "TERM" | "INT":
+            signal_all(machines, "n0", "bin/orch up", getattr(signal, f"SIG{how}"))
     run.process.wait(200)
     result = run.finish()
-    said, code = {
-        "scancel": (f"Slurm's job {job} was cancelled", 143),
-        "preemption": ("Slurm ends its job", _NOTICE),
-        "time limit": ("the time limit of its job is reached in ", _NOTICE),
-    }[how]
-    assert (result["outcome"], result["exit_code"], result["cause"]["kind"]) == ("stopped", code, "notice")
-    assert said in result["cause"]["text"], run.text
+    assert (result["outcome"], result["exit_code"]) == ("stopped", code)
+    if said:
+        assert result["cause"]["kind"] == "notice"
+        assert said.format(job=job) in result["cause"]["text"], run.text
     # SIGTERM, which may come before Python handles it, and not the SIGKILL that follows.
     assert {task["signal"] or task["exit_code"] for task in result["tasks"]} <= {signal.SIGTERM, 143}
+
+
+def signal_all(machines: Testbed, name: str, text: str, number: int) -> None:
+    """Send a signal to the processes of a machine whose command line contains `text`."""
+    for process in machines[name].processes():
+        # The end of one process may end another one.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if text in " ".join(process.cmdline()):
+                process.send_signal(number)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["orch", "supervisor", "srun"])
 def test_nothing_is_left_after_a_kill(
-    up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], victim: str
+    start: Callable[..., HostsRun],
+    started: Callable[..., HostsRun],
+    slurm: Slurm,
+    machines: Testbed,
+    victim: str,
 ) -> None:
-    run = up_under(up, slurm, *counting)
-    run.until_event("task_started", 3)
+    run = started()
     machine, text = {
         "orch": ("n0", "bin/orch up"),
         "supervisor": ("n1", "orchestrator.supervisor"),
         "srun": ("n1", "srun "),
     }[victim]
-    for process in machines[machine].processes():
-        # Killing one process may end another one.
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if text in " ".join(process.cmdline()):
-                process.kill()
+    signal_all(machines, machine, text, signal.SIGKILL)
     if victim == "orch":
         # The job continues without the command that has submitted it.
         assert [line.split()[1] for line in slurm.queue()] == ["RUNNING"]
@@ -123,27 +135,38 @@ def test_nothing_is_left_after_a_kill(
         assert "was killed" in run.text or "Slurm's job" in run.text
     else:
         result = run.finish()
-        assert (result["exit_code"], result["cause"]["kind"]) == (_LOST, "host")
+        assert (result["exit_code"], result["cause"]["kind"]) == (LOST, "host")
         until(lambda: not slurm.queue())
         # Slurm kills the agent with its guard. The next start there removes their directory.
-        machines["n0"].run("rm", "-rf", str(run.state))
-        assert up_under(up, slurm, "--", "true").finish()["outcome"] == "succeeded"
+        run.forget()
+        assert start("--", "true").finish()["outcome"] == "succeeded"
     until(lambda: not slurm.queue())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [("INT", 130), ("TERM", 143), ("USR2", _NOTICE)])
-def test_signal_to_orch_reaches_the_supervisor_on_a_node(
-    up: Any, slurm: Slurm, machines: Testbed, counting: tuple[str, ...], number: str, code: int
-) -> None:
-    run = up_under(up, slurm, *counting)
-    run.until_event("task_started", 3)
-    for process in machines["n0"].processes():
-        if "bin/orch up" in " ".join(process.cmdline()):
-            process.send_signal(getattr(signal, f"SIG{number}"))
-    result = run.finish()
-    assert (result["outcome"], result["exit_code"]) == ("stopped", code)
-    assert {task["exit_code"] or task["signal"] for task in result["tasks"]} <= {143, signal.SIGTERM}
+def test_each_element_of_a_job_array_is_a_run(slurm: Slurm, project: Path) -> None:
+    """The last element has the number of the whole array, for which Slurm answers about all elements."""
+    runs = project / "runs"
+    places = ("--log-dir", str(runs), "--name", "sweep")
+    command = (str(ORCH), "up", "--as-root-anyway", "--engine", "slurm", "--workers", "1", *places)
+    script = f"#!/bin/sh\nexec {' '.join(command)} -- {sys.executable} -c 'while True: pass'\n"
+    words = ("--parsable", "--array=1-2", "--nodes=1", "--exclusive", f"--output={project}/out-%a")
+    job = slurm.run("sbatch", *words, stdin=script, cwd=project)
+    try:
+        until(lambda: sum(bool(read_events(run, "task_started")) for run in runs.glob("[!.]*")) == 2)
+        # The notice that Slurm gives to one element is not one for the other.
+        slurm.run("scancel", f"{job}_2")
+        until(lambda: len(slurm.queue()) == 1)
+        assert slurm.queue() == [f"{job}_1 RUNNING"]
+    finally:
+        slurm.run("scancel", job)
+        until(lambda: not slurm.queue())
+    results = [read_document(path) for path in runs.glob("*/result.json")]
+    assert [(each["outcome"], each["exit_code"], each["cause"]["kind"]) for each in results] == [
+        ("stopped", 143, "notice")
+    ] * 2
+    assert {each["run_id"][:8] for each in results} == {"sweep-1-", "sweep-2-"}
+    assert f"{job}_2" in {read_document(path)["job"] for path in runs.glob("*/run.json")}
 
 
 # Options besides --engine slurm, changes of the environment, and what orch says.
@@ -164,22 +187,10 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, str], str]] = [
 ]
 
 
-def test_bad_request_is_refused_and_leaves_nothing(login: LoginNode, machines: Testbed, slurm: Slurm) -> None:
+def test_bad_request_is_refused_and_leaves_nothing(login: LoginNode, slurm: Slurm) -> None:
     """Among them the allocations that have ended or belong to another user, and programs of Slurm that are missing."""
-    ended, foreign = (
-        machines["n0"]
-        .run(
-            "sbatch",
-            "--output=/dev/null",
-            "--chdir=/",
-            "--parsable",
-            *options,
-            "--wrap=true",
-            env=slurm.environ,
-        )
-        .stdout.strip()
-        for options in ((), ("--uid=nobody",))
-    )
+    words = ("sbatch", "--output=/dev/null", "--chdir=/", "--parsable", "--wrap=true")
+    ended, foreign = slurm.run(*words), slurm.run(*words, "--uid=nobody")
     empty = login.project / "empty"
     empty.mkdir()
     until(lambda: not slurm.queue())
@@ -189,17 +200,12 @@ def test_bad_request_is_refused_and_leaves_nothing(login: LoginNode, machines: T
         ((), {"SLURM_JOB_ID": foreign}, f"SLURM_JOB_ID={foreign}: this job belongs to nobody"),
         (("--nodes", "1"), {"PATH": str(empty)}, "sbatch was not found on this machine"),
     ]
-    up = ("up", "--as-root-anyway", "--engine", "slurm")
-    commands = [
-        (str(login.project), (*up, *words, "--", "/bin/true"), {**login.environ, **environ})
-        for words, environ, _ in cases
-    ]
-    done = run_commands(machines["n0"], commands)
-    wrong = [
-        (case, code, err)
-        for case, (code, err) in zip(cases, done, strict=True)
-        if code != 2 or case[-1] not in " ".join(err.split())
-    ]
+    wrong = []
+    for options, environ, said in cases:
+        command = ("up", "--engine", "slurm", *options, "--", "/bin/true")
+        done = login.commands.run(login.project, *command, env=login.environ | environ)
+        if done.code != 2 or said not in " ".join(done.err.split()):
+            wrong.append((options, environ, done))
     assert not wrong
     until(lambda: not slurm.queue())
     assert not list(login.runs.glob("*"))

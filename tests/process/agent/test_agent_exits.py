@@ -8,7 +8,6 @@ import re
 import select
 import shlex
 import signal
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +38,7 @@ def test_exit_statuses_keep_their_order_while_the_agent_sleeps(agent: Driver) ->
     signal_and_wait(agent.pid, signal.SIGSTOP, "T")
     for name in order:
         (agent.directory / f"go-{name}").touch()
-        until(partial(is_zombie, pids[name]))
+        signal_and_wait(pids[name], 0, "Z")
     os.kill(agent.pid, signal.SIGCONT)
     for name in order:
         agent.wait_for(Exited, name)
@@ -47,10 +46,6 @@ def test_exit_statuses_keep_their_order_while_the_agent_sleeps(agent: Driver) ->
     assert {name: (facts.exit_code, facts.signal) for name, facts in agent.exits().items()} == {
         name: (code, number) for name, (_, code, number) in ENDS.items()
     }
-
-
-def is_zombie(pid: int) -> bool:
-    return state_letter(pid) == "Z"
 
 
 def test_first_bad_exit_reports_states_of_peers(agent: Driver) -> None:
@@ -72,21 +67,16 @@ def test_first_bad_exit_reports_states_of_peers(agent: Driver) -> None:
 
 
 def test_helper_is_neither_a_peer_nor_measured(agent: Driver) -> None:
+    """A failure after a task has restarted reports the states of peers again."""
     agent.start("helper", python(SLEEPER), is_helper=True)
     agent.start("stays", python(SLEEPER))
-    agent.start("fails", ["false"])
-    assert agent.exited("fails").peers.keys() == {"stays"}
+    agent.start("again", ["false"])
+    assert agent.exited("again").peers.keys() == {"stays"}
     agent.until_uses("stays", 1)
     assert all(sample.tasks.keys() == {"stays"} for sample in agent.all_of(Sampled))
-
-
-def test_failure_after_a_task_restart_reports_states_of_peers(agent: Driver) -> None:
-    agent.start("stays", python(SLEEPER))
-    agent.start("again", python("raise SystemExit(3)"))
-    assert agent.exited("again").peers.keys() == {"stays"}
     signal_and_wait(agent.pid_of("stays"), signal.SIGSTOP, "T")
     agent.forget(Exited)
-    agent.start("again", python("raise SystemExit(3)"))
+    agent.start("again", ["false"])
     assert agent.exited("again").peers == {"stays": "T"}
 
 
@@ -153,27 +143,18 @@ def test_failed_start_has_the_exit_code_of_a_shell(agent: Driver) -> None:
     assert not agent.all_of(Started)
 
 
-def test_exit_is_reported_before_earlier_orders_are_handled(agent: Driver) -> None:
-    agent.start("a", python(SLEEPER))
-    victim = agent.pid_of("a")
+def test_exit_is_reported_before_earlier_orders_and_between_many_starts(agent: Driver) -> None:
+    for name in "ab":
+        agent.start(name, python(SLEEPER))
+    pids = [agent.pid_of(name) for name in "ab"]
     signal_and_wait(agent.pid, signal.SIGSTOP, "T")
-    agent.start("b", python(SLEEPER))
-    signal_and_wait(victim, signal.SIGKILL, "Z")
-    os.kill(agent.pid, signal.SIGCONT)
-    agent.wait_for(Started, "b")
-    assert agent.messages.index(agent.wait_for(Exited, "a")) < agent.messages.index(
-        agent.wait_for(Started, "b")
-    )
-
-
-def test_exit_is_reported_between_many_starts(agent: Driver) -> None:
-    agent.start("a", python(SLEEPER))
-    agent.pid_of("a")
-    signal_and_wait(agent.pid, signal.SIGSTOP, "T")
-    agent.signal("a", signal.SIGKILL)
+    agent.signal("b", signal.SIGKILL)
     names = [f"many-{number}" for number in range(20)]
     for name in names:
         agent.start(name, python(SLEEPER))
+    signal_and_wait(pids[0], signal.SIGKILL, "Z")
     os.kill(agent.pid, signal.SIGCONT)
-    last = agent.wait_for(Started, names[-1])
-    assert agent.messages.index(agent.wait_for(Exited, "a")) < agent.messages.index(last)
+    first, last = (agent.wait_for(Started, names[number]) for number in (0, -1))
+    at = agent.messages.index
+    assert at(agent.wait_for(Exited, "a")) < at(first)
+    assert at(agent.wait_for(Exited, "b")) < at(last)

@@ -58,15 +58,12 @@ def test_signal_reaches_only_the_named_task(agent: Driver) -> None:
     agent.signal("a", signal.SIGSTOP)
     until(lambda: state_letter(pids["a"]) == "T")
     assert state_letter(pids["b"]) != "T"
-    agent.signal("a", signal.SIGCONT)
-    until(lambda: state_letter(pids["a"]) == "S")
     agent.signal("b", signal.SIGKILL)
     assert agent.exited("b").signal == signal.SIGKILL
-    assert state_letter(pids["a"]) == "S"
     for name in ("b", "never-there"):  # without effect
         agent.signal(name, signal.SIGKILL)
-    agent.start("c", python("print('up')"))
-    assert agent.exited("c").exit_code == 0
+    agent.signal("a", signal.SIGCONT)
+    until(lambda: state_letter(pids["a"]) == "S")
 
 
 def test_tasks_that_stop_in_time_are_not_killed(agent: Driver) -> None:
@@ -91,21 +88,18 @@ def test_tasks_that_stop_in_time_are_not_killed(agent: Driver) -> None:
 
 
 def test_tasks_that_ignore_sigterm_are_killed_with_their_daemons(agent: Driver) -> None:
-    agent.start("a", python(DAEMONISES))
-    agent.start("b", python(IGNORES_SIGTERM))
-    agent.wait_for_line("b")
-    grandchild = agent.grandchild_of("a")
+    grandchild, pids = start_both(agent)
     empty = agent.end(grace_s=0.1)
     # All processes are gone before "empty" is reported.
-    assert not lives(grandchild)
-    assert not any(lives(agent.pid_of(name)) for name in "ab")
+    assert not any(lives(pid) for pid in (grandchild, *pids))
     assert {facts.signal for facts in agent.exits().values()} == {signal.SIGKILL}
     assert empty.swept == 1
 
 
 def test_daemon_gets_a_short_grace_after_the_tasks_are_gone(agent: Driver) -> None:
-    program = DAEMONISES.replace('print("up"', 'signal.signal(15, signal.SIG_DFL); print("up"')
-    agent.start("a", python(program))
+    agent.start(
+        "a", python(DAEMONISES.replace('print("up"', 'signal.signal(15, signal.SIG_DFL); print("up"'))
+    )
     grandchild = agent.grandchild_of("a")
     assert agent.end(grace_s=FOREVER_S).swept == 1
     assert not lives(grandchild)
@@ -142,20 +136,23 @@ def test_agent_sleeps_while_tasks_stop(agent: Driver) -> None:
     until(lambda: all(state_letter(agent.pid) == "S" for _ in range(100)))
 
 
+def start_both(agent: Driver, env: dict[str, str] | None = None) -> tuple[int, list[int]]:
+    """Start a task with a daemon and one that ignores SIGTERM. Return the pid of the daemon and those of the tasks."""
+    agent.start("a", python(DAEMONISES), env)
+    agent.start("b", python(IGNORES_SIGTERM), env)
+    agent.wait_for_line("b")
+    return agent.grandchild_of("a"), [agent.pid_of(name) for name in "ab"]
+
+
 def test_end_of_stream_ends_everything(tmp_path: Path) -> None:
     with Driver(tmp_path) as agent:
-        agent.start("a", python(DAEMONISES))
-        agent.start("b", python(IGNORES_SIGTERM))
-        agent.wait_for_line("b")
-        grandchild = agent.grandchild_of("a")
-        pids = [grandchild, *(agent.pid_of(name) for name in "ab")]
+        grandchild, pids = start_both(agent)
     # The driver has checked that the agent has exited by itself. Nothing may be left at that moment.
-    assert not any(lives(pid) for pid in pids)
+    assert not any(lives(pid) for pid in (grandchild, *pids))
 
 
 def test_sigterm_to_the_agent_ends_all_and_blames_no_task(own_agent: Driver) -> None:
-    own_agent.start("a", python(DAEMONISES))
-    grandchild = own_agent.grandchild_of("a")
+    grandchild, _ = start_both(own_agent)
     os.kill(own_agent.pid, signal.SIGTERM)
     own_agent.receive_all()
     assert not own_agent.all_of(Exited) and not own_agent.all_of(Empty)
@@ -164,12 +161,7 @@ def test_sigterm_to_the_agent_ends_all_and_blames_no_task(own_agent: Driver) -> 
 
 def test_tasks_die_with_a_killed_agent_and_orphans_can_be_swept(own_agent: Driver) -> None:
     run = RunPaths(own_agent.directory / "run-1")
-    marks = {"ORCH_RUN_ID": run.run_id, "ORCH_RUN_DIR": str(run.root)}
-    own_agent.start("a", python(DAEMONISES), marks)
-    own_agent.start("b", python(IGNORES_SIGTERM), marks)
-    own_agent.wait_for_line("b")
-    grandchild = own_agent.grandchild_of("a")
-    pids = [own_agent.pid_of(name) for name in "ab"]
+    grandchild, pids = start_both(own_agent, {"ORCH_RUN_ID": run.run_id, "ORCH_RUN_DIR": str(run.root)})
     os.kill(own_agent.pid, signal.SIGKILL)
     until_gone(*pids)
     # The kernel does not kill a daemonised process with the agent, so the sweep must.

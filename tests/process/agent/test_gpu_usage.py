@@ -143,13 +143,10 @@ def test_use_of_gpus_is_added_up_over_processes(gpus: Gpus, monkeypatch: pytest.
 
 def test_use_of_gpus_is_shown_for_the_task_and_its_children(gpus: Gpus, tmp_path: Path) -> None:
     with Cluster(1, [sys.executable, "-c", FAMILY], tmp_path) as run:
-
-        def pids() -> list[int]:
-            log = run.log("worker:0")
-            return [int(pid) for pid in log.read_text().split()] if log.exists() else []
-
-        until(lambda: len(pids()) == 2)
-        parent, child = pids()
+        log = run.log("worker:0")
+        parent, child = map(
+            int, until(lambda: log.exists() and log.read_text().endswith("\n") and log.read_text().split())
+        )
         gpus.use((0, parent, 100 * MIB, 40), (1, child, 11 * MIB, 20), (0, os.getpid(), 500 * MIB, 90))
         until(lambda: run.status().tasks[0].gpu_percent == 60.0)
         _, _, titles, first = status_lines(run.status(), None, colour=False)[:4]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import json
 import random
 import socket
-import subprocess
+import socketserver
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,60 +20,46 @@ from worker.wire.facts import HoldMode
 from worker.wire.messages import Held, Hold, HoldFailed, Listening
 
 MODES: list[HoldMode] = ["reuse_port", "reuse_addr"]
-# Tries to bind a port with each option at each address; prints what succeeded.
-ATTEMPTS = """
-import itertools, json, socket, sys
 OPTIONS = {"plain": None, "reuse_addr": socket.SO_REUSEADDR, "reuse_port": socket.SO_REUSEPORT}
-PLACES = {"any": (socket.AF_INET, ""), "loopback": (socket.AF_INET, "127.0.0.1"),
-          "any6": (socket.AF_INET6, ""), "loopback6": (socket.AF_INET6, "::1")}
-got = []
-for (option, number), (place, (family, host)) in itertools.product(OPTIONS.items(), PLACES.items()):
-    try:
-        with socket.socket(family) as s:
-            if number is not None:
-                s.setsockopt(socket.SOL_SOCKET, number, 1)
-            s.bind((host, int(sys.argv[1])))
-            s.listen()
-            got.append(f"{option} {place}")
-    except OSError:
-        pass
-print(json.dumps(got))
-"""
+PLACES = {
+    "any": (socket.AF_INET, ""),
+    "loopback": (socket.AF_INET, "127.0.0.1"),
+    "any6": (socket.AF_INET6, ""),
+    "loopback6": (socket.AF_INET6, "::1"),
+}
 
 
 def attempts(port: int) -> set[str]:
-    """Return the binds of the port in which another program succeeds."""
-    done = subprocess.run([*python(ATTEMPTS), str(port)], capture_output=True, text=True, check=True)
-    return set(json.loads(done.stdout))
+    """Try to bind the port with each option at each address. Return the binds that succeed."""
+    got = set()
+    for (option, number), (place, (family, host)) in itertools.product(OPTIONS.items(), PLACES.items()):
+        with contextlib.suppress(OSError), socket.socket(family) as tried:
+            if number is not None:
+                tried.setsockopt(socket.SOL_SOCKET, number, 1)
+            tried.bind((host, port))
+            tried.listen()
+            got.add(f"{option} {place}")
+    return got
 
 
-@contextmanager
+@contextlib.contextmanager
 def port_server(address: str, answers: Sequence[int]) -> Iterator[list[str]]:
     """A port server speaking portpicker's protocol: the pids that asked; the last answer is repeated."""
     asked: list[str] = []
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            asked.append(self.request.recv(100).decode().strip())
+            self.request.sendall(b"%d\n" % answers[min(len(asked), len(answers)) - 1])
+
     name = "\0" + address[1:] if address.startswith("@") else address
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(name)
-        listener.listen(16)
-
-        def serve() -> None:
-            while True:
-                connection, _ = listener.accept()
-                with connection:
-                    pid = connection.recv(100).decode().strip()
-                    if pid == "leave":
-                        return
-                    asked.append(pid)
-                    connection.sendall(b"%d\n" % answers[min(len(asked), len(answers)) - 1])
-
-        thread = threading.Thread(target=serve)
+    with socketserver.UnixStreamServer(name, Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             yield asked
         finally:
-            with socket.socket(socket.AF_UNIX) as last:
-                last.connect(name)
-                last.sendall(b"leave\n")
+            server.shutdown()
             thread.join()
 
 
@@ -87,14 +72,17 @@ def free_ports(count: int) -> list[int]:
 @pytest.mark.parametrize("mode", MODES)
 def test_only_the_agreed_socket_option_can_bind(mode: HoldMode) -> None:
     with HeldPorts() as held:
-        (port,) = held.hold(1, mode)
-        got = attempts(port)
+        ports = held.hold(40, mode)
+        assert len(set(ports)) == 40 and set(held.ports) == set(ports)
+        assert not any(can_bind(port) for port in ports)
+        got = attempts(port := ports[0])
+    assert held.ports == ()
     assert {attempt.split()[0] for attempt in got} == {mode}
     assert f"{mode} any" in got and f"{mode} loopback" in got
     everybody = attempts(0)
     assert len(everybody) in (6, 12)  # IPv4 alone, or IPv6 as well
     # After its release any bind succeeds; another program may have it for a moment.
-    until(lambda: attempts(port) == everybody)
+    until(lambda: attempts(port) == everybody and all(can_bind(each) for each in ports))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -125,17 +113,6 @@ def test_no_port_is_held_twice(mode: HoldMode, tmp_path: Path, monkeypatch: pyte
         assert other.hold(1, mode) == [second]
 
 
-def test_many_ports_are_distinct_and_released() -> None:
-    with HeldPorts() as held:
-        ports = held.hold(40, "reuse_port")
-        assert len(set(ports)) == 40
-        assert set(held.ports) == set(ports)
-        assert not any(can_bind(port) for port in ports)
-    assert held.ports == ()
-    # Another program may have taken one for a moment.
-    until(lambda: all(can_bind(port) for port in ports))
-
-
 @pytest.mark.parametrize("kind", ["file", "abstract"])
 def test_port_server_of_the_site_is_used(
     kind: str, agent: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,22 +127,18 @@ def test_port_server_of_the_site_is_used(
         assert asked == [str(agent.pid)] * 3
 
 
-def test_port_taken_meanwhile_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_taken_meanwhile_is_skipped_and_missing_ports_are_reported(
+    agent: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (good,) = free_ports(1)
-    monkeypatch.setenv("PORTSERVER_ADDRESS", str(tmp_path / "server"))
-    with socket.socket() as other, HeldPorts() as held:
-        other.bind(("", 0))
-        other.listen()
-        with port_server(str(tmp_path / "server"), [other.getsockname()[1], good]):
+    address = str(tmp_path / "server")
+    monkeypatch.setenv("PORTSERVER_ADDRESS", address)
+    with socket.create_server(("", 0)) as other, HeldPorts() as held:
+        taken = other.getsockname()[1]
+        with port_server(address, [taken, good]):
             assert held.hold(1, "reuse_port") == [good]
-
-
-def test_missing_ports_are_reported(agent: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PORTSERVER_ADDRESS", str(tmp_path / "server"))
-    with socket.socket() as other, HeldPorts() as held:
-        other.bind(("", 0))
-        other.listen()
-        with port_server(str(tmp_path / "server"), [other.getsockname()[1]]):
+        Path(address).unlink()
+        with port_server(address, [taken]):
             with pytest.raises(PortsExhausted):
                 held.hold(1, "reuse_port")
             agent.next_run(tmp_path)  # with this variable

@@ -30,11 +30,8 @@ time.sleep(600)
 INVALID = [
     rb"no json",
     rb"[1, 2]",
-    rb'{"phase": "\ud800"}',
-    rb'{"\ud800": 1}',
-    rb'{"step": "many"}',
+    rb'{"\ud800": "\ud800"}',
     b'{"step": ' + b"9" * 3000 + b"}",
-    b'{"metrics": ' + b'{"a":' * 900 + b"1" + b"}" * 901,
     b'{"loss": ' + b"[" * 100_000 + b"\n{",
     # As deep as can be read, and one more: what was read must be written again.
     b"\n".join(b'{"metrics": ' + b'{"a":' * depth + b"1" + b"}" * (depth + 1) for depth in range(900, 1000)),

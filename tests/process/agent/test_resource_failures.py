@@ -12,30 +12,29 @@ from worker.agent.resource_failures import DiskChecks, OomMark
 class Kernel:
     """Its files, below a directory."""
 
-    def __init__(self, root: Path) -> None:
-        self.proc, self.cgroups = root / "proc", root / "cgroup"
+    def __init__(self, root: Path, **files: str) -> None:
+        self.places = root / "proc", root / "cgroup"
+        self.write(**files)
 
-    def write(self, name: str, text: str) -> None:
-        path = self.proc.parent / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    def mark(self) -> OomMark:
-        return OomMark.now(self.proc, self.cgroups)
+    def write(self, **files: str) -> None:
+        for name, text in files.items():
+            path = self.places[0].parent / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
 
     def since(self, mark: OomMark) -> int | None:
-        return mark.kills_since(self.proc, self.cgroups)
+        return mark.kills_since(*self.places)
 
 
 def test_oom_count_of_the_machine_without_a_group(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
-    assert kernel.since(kernel.mark()) is None
-    kernel.write("proc/vmstat", "oom_kill many\n")
-    assert kernel.since(kernel.mark()) is None
-    kernel.write("proc/vmstat", "nr_free_pages 1\noom_kill 3\n")
-    mark = kernel.mark()
+    assert kernel.since(OomMark.now(*kernel.places)) is None
+    kernel.write(**{"proc/vmstat": "oom_kill many\n"})
+    assert kernel.since(OomMark.now(*kernel.places)) is None
+    kernel.write(**{"proc/vmstat": "nr_free_pages 1\noom_kill 3\n"})
+    mark = OomMark.now(*kernel.places)
     assert kernel.since(mark) == 0
-    kernel.write("proc/vmstat", "nr_free_pages 1\noom_kill 5\n")
+    kernel.write(**{"proc/vmstat": "nr_free_pages 1\noom_kill 5\n"})
     assert kernel.since(mark) == 2
 
 
@@ -48,14 +47,13 @@ def test_oom_count_of_the_machine_without_a_group(tmp_path: Path) -> None:
     ids=["v2", "v1"],
 )
 def test_oom_kill_in_another_group_is_not_counted(tmp_path: Path, groups: str, file: str) -> None:
-    kernel = Kernel(tmp_path)
-    kernel.write("proc/self/cgroup", groups)
-    kernel.write("proc/vmstat", "oom_kill 1\n")
-    kernel.write(file, "oom_kill_disable 0\noom 7\noom_kill 1\n")
-    mark = kernel.mark()
-    kernel.write("proc/vmstat", "oom_kill 2\n")
+    kills = "oom_kill_disable 0\noom 7\noom_kill {}\n"
+    files = {"proc/self/cgroup": groups, "proc/vmstat": "oom_kill 1\n", file: kills.format(1)}
+    kernel = Kernel(tmp_path, **files)
+    mark = OomMark.now(*kernel.places)
+    kernel.write(**{"proc/vmstat": "oom_kill 2\n"})
     assert kernel.since(mark) == 0
-    kernel.write(file, "oom_kill_disable 0\noom 8\noom_kill 2\n")
+    kernel.write(**{file: kills.format(2)})
     assert kernel.since(mark) == 1
 
 
@@ -65,23 +63,20 @@ def test_oom_count_is_read_from_this_kernel() -> None:
 
 
 def test_disk_check_is_delayed_and_shared_by_tasks() -> None:
-    tried = []
+    """A disk with room is not reported."""
+    tried: list[tuple[str, ...]] = []
 
-    def no_room(places: tuple[str, ...]) -> str:
+    def no_room(places: tuple[str, ...]) -> str | None:
         tried.append(places)
-        return "full"
+        return "full" if "/logs" in places else None
 
     checks = DiskChecks(no_room)
-    checks.request(100.0, "worker:0", ("/logs", "/checkpoints"))
-    checks.request(100.0, "worker:1", ("/logs", "/checkpoints"))
+    for task in ("worker:0", "worker:1"):
+        checks.request(100.0, task, ("/logs", "/checkpoints"))
     assert list(checks.run_due(100.0)) == [] and tried == []
     assert checks.due > 100.0
     assert list(checks.run_due(checks.due)) == [("worker:0", "full"), ("worker:1", "full")]
     assert tried == [("/logs", "/checkpoints")]
     assert checks.due == float("inf") and list(checks.run_due(float("inf"))) == []
-
-
-def test_disk_with_room_is_not_reported() -> None:
-    checks = DiskChecks(lambda places: None)
-    checks.request(100.0, "worker:0", ("/logs",))
+    checks.request(100.0, "worker:0", ("/other",))
     assert list(checks.run_due(float("inf"))) == []

@@ -8,11 +8,10 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import psutil
-from agent_driving import SLEEPER, Driver, python, task_process
+from agent_driving import SLEEPER, python, task_process
 from waiting import until
 
 from worker.agent.processes import (
@@ -26,7 +25,6 @@ from worker.agent.processes import (
 from worker.agent.sampling import Sample, Sampler
 from worker.agent.tasks import TaskProcess
 from worker.wire.facts import Usage
-from worker.wire.messages import Exited
 
 MIB = 1 << 20
 # A parent and a child that share 64 MiB; both print when they run.
@@ -42,23 +40,18 @@ time.sleep(600)
 
 
 @contextmanager
-def process(program: str, lines: int = 0) -> Iterator[TaskProcess]:
-    """A running process that has written that many lines, as a task."""
+def process(program: str, lines: int = 0, name: str | None = None, **order: Any) -> Iterator[TaskProcess]:
+    """A running process that has written that many lines, as a task with this order."""
     with subprocess.Popen(python(program), stdout=subprocess.PIPE, start_new_session=True) as child:
         try:
             assert child.stdout is not None
             for _ in range(lines):
                 assert child.stdout.readline()
-            yield task_process(program, child.pid, -1, time.monotonic())
+            yield task_process(name or program, child.pid, -1, time.monotonic(), **order)
         finally:
             for each in psutil.Process(child.pid).children(recursive=True):
                 each.kill()
             child.kill()
-
-
-def order(process: TaskProcess, **changes: Any) -> None:
-    """Change the order of a task."""
-    process.start = replace(process.start, order=replace(process.order, **changes))
 
 
 def look(sampler: Sampler, now: float, tasks: Sequence[TaskProcess]) -> list[Sample]:
@@ -83,17 +76,25 @@ def test_stopped_process_is_sampled_with_its_signal() -> None:
 
 
 def test_shared_memory_is_counted_once() -> None:
-    with process(SHARES, lines=2) as task:
-        (sample,) = look(Sampler(0.0), 1e9, [task])
-        tree = [psutil.Process(task.pid), *psutil.Process(task.pid).children(recursive=True)]
-        resident = sum(each.memory_info().rss for each in tree)
-        # Nor is it counted twice against a limit.
-        order(task, memory_limit=100 * MIB)
+    """Nor is it counted twice against a limit, which is looked at between samples."""
+    with (
+        process(SHARES, lines=2, name="over", memory_limit=50 * MIB) as over,
+        process(SHARES, lines=2, name="under", memory_limit=100 * MIB) as under,
+        process(SLEEPER, name="free") as free,
+    ):
+        tree = [psutil.Process(under.pid), *psutil.Process(under.pid).children(recursive=True)]
+        assert sum(each.memory_info().rss for each in tree) > 2 * 64 * MIB
+        tasks = [over, under, free]
         sampler = Sampler(100.0)
-        look(sampler, 101.0, [task])
-        assert look(sampler, sampler.due, [task]) == []
-    assert resident > 2 * 64 * MIB
-    assert 64 * MIB < sample[task.name].memory_bytes < 100 * MIB
+        sample = {name: usage for frame in look(sampler, 101.0, tasks) for name, usage in frame.items()}
+        assert sample.keys() == {"over", "under", "free"}
+        assert 64 * MIB < sample["under"].memory_bytes < 100 * MIB
+        due = sampler.due
+        (frame,) = look(sampler, due, tasks)
+        assert frame.keys() == {"over"} and frame["over"].memory_bytes > 50 * MIB
+        assert look(Sampler(100.0), 100.5, tasks) == []
+        sampler.hasten(0.0)
+        assert look(sampler, due + 0.4, [under, free]) == []
 
 
 def test_cpu_is_that_of_the_task_and_its_children() -> None:
@@ -160,32 +161,9 @@ def test_no_sample_before_due_or_without_tasks() -> None:
     assert sample[task.name] == Usage(0.0, 0)
 
 
-def test_task_above_its_limit_is_seen_between_samples() -> None:
-    with process(SHARES, lines=2) as over, process(SHARES, lines=2) as under, process(SLEEPER) as free:
-        order(over, task="over", memory_limit=50 * MIB)
-        order(under, task="under", memory_limit=200 * MIB)
-        order(free, task="free")
-        tasks = [over, under, free]
-        sampler = Sampler(100.0)
-        assert {name for frame in look(sampler, 101.0, tasks) for name in frame} == {
-            "over",
-            "under",
-            "free",
-        }
-        due = sampler.due
-        (frame,) = look(sampler, due, tasks)
-        assert frame.keys() == {"over"} and frame["over"].memory_bytes > 50 * MIB
-        assert look(Sampler(100.0), 100.5, tasks) == []
-        sampler.hasten(0.0)
-        order(over, memory_limit=200 * MIB)
-        assert look(sampler, due + 0.4, tasks) == []
-
-
 def test_sampling_measures_one_process_per_step() -> None:
     """An exit can be reported between two steps, and an exited task is not in the sample."""
-    with process(SHARES, lines=2) as two, process(SLEEPER) as one:
-        order(two, task="two")
-        order(one, task="one")
+    with process(SHARES, lines=2, name="two") as two, process(SLEEPER, name="one") as one:
         sampler = Sampler(0.0)
         pieces = [sampler.take(1e6, [two, one])]
         while sampler.due <= 1e6:
@@ -193,22 +171,6 @@ def test_sampling_measures_one_process_per_step() -> None:
         assert len(pieces) > 3 and [set(piece) for piece in pieces if piece] == [{"two", "one"}]
         assert sampler.take(2e6, [two, one]) == {}
         assert [set(frame) for frame in look(sampler, 2e6, [one])] == [{"one"}]
-
-
-def test_agent_sends_samples_of_running_tasks(agent: Driver) -> None:
-    agent.start("a", python(SHARES))
-    agent.wait_for_line("a", "child")
-    agent.until_uses("a", MIB)
-
-
-def test_agent_kills_a_task_over_its_limit_and_says_so(agent: Driver) -> None:
-    for name, limit in (("under", 200 * MIB), ("over", 50 * MIB)):
-        agent.start(name, python(SHARES), memory_limit=limit)
-    its = agent.wait_for(Exited).exit
-    assert (its.signal, its.asked) == (signal.SIGKILL, True)
-    assert its.over_limit is not None and its.over_limit[0] > its.over_limit[1] == 50 * MIB
-    agent.end()
-    assert agent.wait_for(Exited, "under").exit.over_limit is None
 
 
 def test_descendants_are_alive_and_parents_come_first() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import psutil
 from agent_driving import SLEEPER, Driver
@@ -14,9 +15,9 @@ from worker.wire.messages import Exited, NotPreloaded, Preloaded, PreloadOrder, 
 HELLO = ["-c", "print('hello')"]
 
 
-def reasons_for_spawn(agent: Driver, name: str = "a", *words: str) -> list[str]:
+def reasons_for_spawn(agent: Driver, name: str = "a", *words: str, **order: Any) -> list[str]:
     """Order a forked task, check that it was spawned, and return the reported reasons."""
-    agent.run_task(name, words or HELLO, fork=True)
+    agent.run_task(name, words or HELLO, fork=True, **order)
     ending = agent.ending(name)
     assert agent.method_of(name) == "spawn"
     assert ending.text == "hello\n"
@@ -35,12 +36,11 @@ UNSUITABLE = {
 }
 
 
-def test_unsuitable_modules_prevent_a_fork(agent: Driver, tmp_path: Path) -> None:
-    (tmp_path / "library").mkdir()
+def test_unsuitable_modules_prevent_a_fork(agent: Driver) -> None:
     wrong = []
     for number, (module, reason) in enumerate(UNSUITABLE.items()):
-        (tmp_path / f"library/unsuitable_{number}.py").write_text(module)
-        agent.preload("json", f"unsuitable_{number}", env={"PYTHONPATH": str(tmp_path / "library")})
+        name = f"unsuitable_{number}"
+        agent.preload("json", name, env=agent.library(**{name: module}))
         reasons = reasons_for_spawn(agent, f"t{number}")
         if len(reasons) != 1 or reason not in reasons[0]:
             wrong.append((module, reason, reasons))
@@ -70,9 +70,8 @@ def test_module_with_a_preloaded_name_beside_the_script_prevents_a_fork(
     assert reason == f"{tmp_path} has a module decimal of its own"
 
 
-def test_module_that_the_script_puts_first_is_imported_and_reported(agent: Driver, tmp_path: Path) -> None:
-    (tmp_path / "library").mkdir()
-    (tmp_path / "library/decimal.py").write_text("text = 'hello'")
+def test_module_that_the_script_puts_first_is_imported_and_reported(agent: Driver) -> None:
+    agent.library(decimal="text = 'hello'")
     agent.preload("decimal", "json")
     program = "import sys; sys.path.insert(0, 'library'); import json, decimal; print(decimal.text)"
     agent.run_task("a", ["-c", program], fork=True)
@@ -84,41 +83,33 @@ def test_module_that_the_script_puts_first_is_imported_and_reported(agent: Drive
 
 def test_task_with_another_environment_or_other_options_is_spawned(agent: Driver) -> None:
     agent.preload("json")
-    agent.run_task("a", HELLO, fork=True, env={"TF_DETERMINISTIC_OPS": "1"})
-    assert agent.ending("a").text == "hello\n"
+    misfit = "its command line has {!r} where a program is expected"
+    assert reasons_for_spawn(agent, "a", *HELLO, env={"TF_DETERMINISTIC_OPS": "1"}) == [
+        "its environment has another TF_DETERMINISTIC_OPS"
+    ]
     agent.flags = ("-O",)
-    agent.run_task("b", HELLO, fork=True)
-    assert agent.ending("b").text == "hello\n"
+    assert reasons_for_spawn(agent, "b")[1:] == [misfit.format("-O")]
     agent.flags = ()
     agent.run_task("c", ["-"], fork=True)
-    assert agent.ending("c").text == ""
+    assert (agent.ending("c").text, agent.method_of("c")) == ("", "spawn")
     agent.run_task("d", HELLO, fork=True)
-    assert agent.ending("d").text == "hello\n"
-    assert [agent.method_of(name) for name in "abcd"] == ["spawn", "spawn", "spawn", "fork"]
-    assert agent.refusals() == [
-        "its environment has another TF_DETERMINISTIC_OPS",
-        "its command line has '-O' where a program is expected",
-        "its command line has '-' where a program is expected",
-    ]
-
-
-def test_task_with_the_options_of_the_preloader_is_forked(agent: Driver) -> None:
+    assert (agent.ending("d").text, agent.method_of("d")) == ("hello\n", "fork")
+    assert agent.refusals()[2:] == [misfit.format("-")]
     agent.preload("json", flags=["-O", "-W", "error"])
-    agent.run_task("a", ["-c", "import sys; print(__debug__, sys.warnoptions, sys.orig_argv[1:])"], fork=True)
-    assert agent.ending("a").text.startswith("False ['error'] ['-O', '-W', 'error', '-c', ")
-    assert agent.method_of("a") == "fork"
+    agent.run_task("e", ["-c", "import sys; print(__debug__, sys.warnoptions, sys.orig_argv[1:])"], fork=True)
+    assert agent.ending("e").text.startswith("False ['error'] ['-O', '-W', 'error', '-c', ")
+    assert agent.method_of("e") == "fork"
     agent.flags = ()
-    assert reasons_for_spawn(agent, "b") == ["it runs under another interpreter, or with other options"]
+    expected = "it runs under another interpreter, or with other options"
+    assert reasons_for_spawn(agent, "f")[-1] == expected
 
 
-def test_variable_changed_before_the_import_is_reported(agent: Driver, tmp_path: Path) -> None:
-    (tmp_path / "library").mkdir()
-    (tmp_path / "library/late.py").write_text("import os\nos.environ['OMP_LATE'] = 'x'\n")
+def test_variable_changed_before_the_import_is_reported(agent: Driver) -> None:
     program = (
         "import os\nos.environ['OTHER'] = 'x'\nimport late\n"
         "os.environ['TF_LATE'] = 'no matter to decimal'\nimport decimal\n"
     )
-    agent.preload("decimal", env={"PYTHONPATH": str(tmp_path / "library")})
+    agent.preload("decimal", env=agent.library(late="import os\nos.environ['OMP_LATE'] = 'x'\n"))
     agent.run_task("a", ["-c", program], fork=True)
     text = agent.ending("a").text
     assert agent.method_of("a") == "fork"
@@ -126,21 +117,9 @@ def test_variable_changed_before_the_import_is_reported(agent: Driver, tmp_path:
     assert text.count("\n") == 1 and "--start spawn" in text
 
 
-def test_task_is_spawned_after_the_preloader_was_killed(agent: Driver) -> None:
-    agent.preload()
-    agent.wait_until_preloaded()
-    (preloader,) = psutil.Process(agent.pid).children()
-    preloader.kill()
-    agent.wait_for(NotPreloaded)
-    assert len(reasons_for_spawn(agent)) == 1
-    until_gone(preloader.pid)
-
-
-def test_preloader_that_never_answers_delays_tasks_but_not_a_stop(agent: Driver, tmp_path: Path) -> None:
+def test_preloader_that_never_answers_delays_tasks_but_not_a_stop(agent: Driver) -> None:
     """The next run gets a new preloader."""
-    (tmp_path / "library").mkdir()
-    (tmp_path / "library/slow.py").write_text(SLEEPER)
-    agent.preload("slow", env={"PYTHONPATH": str(tmp_path / "library")})
+    agent.preload("slow", env=agent.library(slow=SLEEPER))
     agent.run_task("a", HELLO, fork=True)
     agent.end(600)
     assert not any(isinstance(message, Started | Exited) for message in agent.messages)
@@ -186,11 +165,3 @@ def test_preloader_outlives_a_teardown_and_serves_again(agent: Driver) -> None:
     assert agent.ending("c").text == "hello\n"
     assert agent.method_of("c") == "fork"
     until_gone(preloader.pid)
-
-
-def test_preloader_exits_with_its_agent(own_agent: Driver) -> None:
-    own_agent.preload()
-    own_agent.wait_until_preloaded()
-    (preloader,) = psutil.Process(own_agent.pid).children()
-    own_agent.link.close()
-    until_gone(own_agent.pid, preloader.pid)

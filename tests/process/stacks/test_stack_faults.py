@@ -3,96 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import select
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
-from agent_driving import SLEEPER, Driver, python, signal_and_wait, task_process
+from agent_driving import SLEEPER, Driver, python, signal_and_wait
 from stack_asking import BLOCKS_THE_SIGNAL, HOLDS_THE_LOCK, answers_by, asked, needs_py_spy, start_hanging
-from waiting import PATIENCE_S, until, until_gone
+from waiting import until, until_gone
 
 from orchestrator.core.diagnosis.stack_text import to_task_stack
-from worker.agent import stack_sources
-from worker.agent.stacks import StackTaking
-from worker.agent.tasks import TaskProcess
 from worker.wire.messages import Exited, Stacked, Started, Stop
-
-# Dumps its stacks on SIGURG, as the bootstrap does.
-ANSWERS = """
-import faulthandler, signal, sys, time
-faulthandler.register(signal.SIGURG, open(sys.argv[1], "a"))
-print("up", flush=True)
-time.sleep(600)
-"""
-
-
-@contextmanager
-def task(name: str, directory: Path) -> Iterator[TaskProcess]:
-    file = directory / name
-    argv = [sys.executable, "-I", "-S", "-c", ANSWERS, str(file)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True) as child:
-        pidfd = os.pidfd_open(child.pid)
-        try:
-            assert child.stdout is not None and child.stdout.readline()
-            made = task_process(name, child.pid, pidfd, time.monotonic())
-            made.start = replace(made.start, bootstrap={"stacks_file": str(file)})
-            made.stacks_signal = signal.SIGURG
-            yield made
-        finally:
-            child.kill()
-            os.close(pidfd)
-
-
-def test_unreadable_stacks_file_does_not_end_the_agent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leaked_descriptors: None
-) -> None:
-    """The failing read stands for a broken disk."""
-    answers: dict[str, Stacked] = {}
-    read = os.pread
-
-    def failing(fd: int, count: int, offset: int) -> bytes:
-        if Path(f"/proc/self/fd/{fd}").readlink().name == "broken":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read(fd, count, offset)
-
-    monkeypatch.setattr(os, "pread", failing)
-    # The helper closes the file in which pytest captures this.
-    monkeypatch.setattr(sys, "stderr", sys.__stderr__)
-    monkeypatch.setattr(stack_sources, "_DUMP_TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr(stack_sources, "find_py_spy", lambda: None)
-    with task("broken", tmp_path) as broken, task("whole", tmp_path) as whole, select.epoll() as poller:
-        taking = StackTaking(poller, lambda answer: answers.__setitem__(answer.task, answer))
-        tasks = {each.name: each for each in (broken, whole)}
-
-        def answered(count: int) -> bool:
-            for fd, _ in poller.poll(0):
-                taking.serve(fd)
-            return len(answers) == count
-
-        taking.ask((), tasks, native=False, ending=False)
-        until(lambda: answered(2))
-        assert answers["whole"].how == "signal"
-        assert "<module>" in answers["whole"].text
-        assert answers["broken"].how == "none"
-        assert "signal: [Errno 5] Input/output error" in (answers["broken"].note or "")
-        # The failed request does not affect the next one.
-        monkeypatch.undo()
-        monkeypatch.setattr(stack_sources, "_DUMP_TIMEOUT_S", PATIENCE_S)
-        answers.clear()
-        taking.ask(("broken",), tasks, native=False, ending=False)
-        until(lambda: answered(1))
-        assert answers["broken"].how == "signal"
-        assert taking.pids == set()
 
 
 def test_forked_task_dumps_its_own_stacks(agent: Driver) -> None:
@@ -121,18 +44,11 @@ def test_stopped_task_without_py_spy_gets_advice_to_install_it(
         assert "is stopped" in (answer.note or "") and 'pip install "tf-orch[stacks]"' in (answer.note or "")
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        lambda agent: os.kill(agent.pid_of("a"), signal.SIGKILL),
-        lambda agent: agent.link.send(Stop(0.0)),
-    ],
-    ids=["killed", "torn down"],
-)
-def test_request_is_answered_if_its_task_exits(agent: Driver, end: Callable[[Driver], object]) -> None:
+@pytest.mark.parametrize("is_torn_down", [False, True])
+def test_request_is_answered_if_its_task_exits(agent: Driver, is_torn_down: bool) -> None:
     start_hanging(agent, "a", BLOCKS_THE_SIGNAL)
     agent.ask_stacks("a")
-    end(agent)
+    agent.link.send(Stop(0.0)) if is_torn_down else os.kill(agent.pid_of("a"), signal.SIGKILL)
     assert agent.wait_for(Stacked, "a").how in ("none", "py-spy")
     assert agent.wait_for(Exited, "a")
     assert agent.end().swept == 0

@@ -1,4 +1,4 @@
-"""With real TensorFlow: a stop reaches a script that starts, trains, or waits for a peer that is gone."""
+"""With real TensorFlow: a stop reaches a script that starts, trains, or waits for a peer; variables are cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tasks import LONGEST_RUN_S, Task, running
+from tasks import LONGEST_RUN_S, Task, finished, running
 
 # A busy machine may take several times as long as an idle one.
 pytestmark = pytest.mark.timeout(300)
@@ -25,7 +25,7 @@ def started(
     jobs: dict[str, int],
     tasks: Sequence[str],
     *arguments: str,
-    script: Path = SCRIPT,
+    script: str | Path = SCRIPT,
     **settings: object,
 ) -> Iterator[list[Task]]:
     """Start the processes `tasks` of a cluster, such as worker:0, each with the bootstrap."""
@@ -35,10 +35,8 @@ def started(
         }
         found = []
         for name in tasks:
-            job, _, index = name.partition(":")
-            place = {"cluster": cluster, "task": {"type": job, "index": int(index)}}
-            env = {"TF_CONFIG": json.dumps(place)}
-            command = [script, *arguments]
+            command = ["-c", script] if isinstance(script, str) else [script, *arguments]
+            env = {"TF_CONFIG": tf_config(cluster, name)}
             found.append(stack.enter_context(running(directory, command, env=env, name=name, **settings)))
         yield found
 
@@ -52,6 +50,11 @@ def held_port() -> Iterator[str]:
         yield f"127.0.0.1:{holder.getsockname()[1]}"
 
 
+def tf_config(cluster: dict[str, list[str]], name: str) -> str:
+    job, _, index = name.partition(":")
+    return json.dumps({"cluster": cluster, "task": {"type": job, "index": int(index)}})
+
+
 def wait_for_tensorflows_handler(task: Task) -> None:
     """Wait until TensorFlow's handler, which it sets when a worker joins, is replaced again.
 
@@ -60,12 +63,17 @@ def wait_for_tensorflows_handler(task: Task) -> None:
     task.wait_for_report(sigterm="again")
 
 
+def said(task: Task) -> list[str]:
+    words = ("blocking", "ready", "finally", "atexit")
+    return [line for line in task.output.splitlines() if line in words]
+
+
 def test_stop_during_the_wait_for_a_leader_that_does_not_answer(tmp_path: Path) -> None:
     """The first connection to it looks whether it listens: gRPC would send its greeting."""
     with socket.create_server(("127.0.0.1", 0)) as leader:
         leader.settimeout(LONGEST_RUN_S)
         cluster = {"worker": [f"127.0.0.1:{leader.getsockname()[1]}", "127.0.0.1:1"]}
-        env = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}})}
+        env = {"TF_CONFIG": tf_config(cluster, "worker:1")}
         with running(tmp_path, [SCRIPT, "short"], env=env, name="worker:1") as task:
             first, _ = leader.accept()
             assert first.recv(1) == b""
@@ -148,9 +156,7 @@ finally:
 @pytest.mark.slow
 def test_clean_up_does_not_join_the_cluster_again(tmp_path: Path) -> None:
     """Joining would wait for the same peers, and no signal would end the wait."""
-    script = tmp_path / "train.py"
-    script.write_text(CLEAN_UP_WITH_TENSORFLOW)
-    with started(tmp_path, {"worker": 2}, ["worker:0"], script=script) as [task]:
+    with started(tmp_path, {"worker": 2}, ["worker:0"], script=CLEAN_UP_WITH_TENSORFLOW) as [task]:
         wait_for_tensorflows_handler(task)
         assert task.stop() == 143
         assert said(task) == ["finally", "atexit"]
@@ -168,29 +174,21 @@ def test_tensorflow_handles_preemption(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_workers_that_are_not_stopped_exit_with_0(tmp_path: Path) -> None:
-    with started(tmp_path, {"worker": 2}, ["worker:0", "worker:1"], "short") as tasks:
-        assert [task.wait() for task in tasks] == [0, 0], [task.output for task in tasks]
-        assert all("sum 4.0" in task.output for task in tasks)
-
-
-@pytest.mark.slow
 def test_error_while_joining_is_that_of_tensorflow(tmp_path: Path) -> None:
     last_lines = []
     for bootstrap in (False, True):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             cluster = {"worker": [f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1"]}
-            env = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
-            with running(tmp_path, [SCRIPT, "short"], env=env, bootstrap=bootstrap) as task:
-                assert task.wait() == 1
-                kind = "tensorflow.python.framework.errors_impl."
-                last_lines.append(next(line for line in task.output.splitlines() if line.startswith(kind)))
-                if bootstrap:
-                    assert task.exception["type"] == last_lines[0].partition(":")[0]
+            env = {"TF_CONFIG": tf_config(cluster, "worker:0")}
+            task = finished(tmp_path, [SCRIPT, "short"], env=env, bootstrap=bootstrap)
+            assert task.wait() == 1
+            kind = "tensorflow.python.framework.errors_impl."
+            last_lines.append(next(line for line in task.output.splitlines() if line.startswith(kind)))
+    assert task.exception["type"] == last_lines[0].partition(":")[0]
     assert last_lines[0] == last_lines[1]
 
 
-WITHOUT_THE_LIBRARY = """
+WITHOUT_THE_LIBRARY = f"""
 import ctypes, runpy, sys
 class CDLL(ctypes.CDLL):
     def __init__(self, name, *arguments, **settings):
@@ -198,16 +196,14 @@ class CDLL(ctypes.CDLL):
             raise OSError("not there")
         super().__init__(name, *arguments, **settings)
 ctypes.CDLL = CDLL
-sys.argv = [sys.argv[1], "sleep"]
+sys.argv = [{str(SCRIPT)!r}, "sleep"]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
 @pytest.mark.slow
 def test_a_tensorflow_without_the_c_library_can_be_stopped_during_training(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(WITHOUT_THE_LIBRARY)
-    script = tmp_path / "train.py"
-    with started(tmp_path, {"worker": 2}, ["worker:0", "worker:1"], str(SCRIPT), script=script) as tasks:
+    with started(tmp_path, {"worker": 2}, ["worker:0", "worker:1"], script=WITHOUT_THE_LIBRARY) as tasks:
         for task in tasks:
             task.wait_for_line("ready")
         assert [task.stop() for task in tasks] == [143, 143]
@@ -228,19 +224,28 @@ runpy.run_path({script!r}, run_name="__main__")
 @pytest.mark.slow
 def test_a_tensorflow_that_was_imported_before_is_hooked_too(tmp_path: Path) -> None:
     options = {"hooks": True, "exception_file": str(tmp_path / "exception.txt"), "fixes": True}
-    text = AFTER_A_FORK.format(root=str(SCRIPT.parents[2]), options=options, script=str(SCRIPT))
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("", 0))
-        cluster = {"worker": [f"127.0.0.1:{holder.getsockname()[1]}", "127.0.0.1:1"]}
-        env = {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})}
-        with running(tmp_path, ["-c", text], env=env, bootstrap=False) as task:
-            wait_for_tensorflows_handler(task)
-            assert task.stop() == 143
-            assert said(task) == ["blocking", "finally", "atexit"]
-            assert task.phases == ["importing", "starting", "waiting"]
+    text = AFTER_A_FORK.format(root=str(SCRIPT.parents[3]), options=options, script=str(SCRIPT))
+    with started(tmp_path, {"worker": 2}, ["worker:0"], script=text, bootstrap=False) as [task]:
+        wait_for_tensorflows_handler(task)
+        assert task.stop() == 143
+        assert said(task) == ["blocking", "finally", "atexit"]
+        assert task.phases == ["importing", "starting", "waiting"]
 
 
-def said(task: Task) -> list[str]:
-    words = ("blocking", "ready", "finally", "atexit")
-    return [line for line in task.output.splitlines() if line in words]
+@pytest.mark.slow
+def test_a_script_trains_variables_cut_over_parameter_servers_and_no_step_is_lost(tmp_path: Path) -> None:
+    tasks = ("chief:0", "worker:0", "worker:1", "ps:0", "ps:1")
+    script = SCRIPT.with_name("servers_script.py")
+    with started(tmp_path, {"chief": 1, "worker": 2, "ps": 2}, tasks, script=script, fixes=True) as (
+        chief,
+        *others,
+    ):
+        assert chief.process.wait(250) == 0, chief.output
+    (line,) = [line for line in chief.output.splitlines() if line.startswith("{")]
+    found = json.loads(line)
+    assert (found["steps"], found["counted"], found["parts"], found["restored"]) == (60, 60, 2, True)
+    assert found["last"] < found["first"] / 2
+    assert found["lowest"] >= 0  # the constraint of the whole variable
+    assert "loses steps and metrics" in chief.output
+    assert "cannot train variables that a partitioner cuts" in chief.output
+    assert not any("orch:" in other.output for other in others)

@@ -7,7 +7,37 @@ from pathlib import Path
 
 import pytest
 from dap_client import DapClient
-from tasks import Task, finished, running
+from tasks import finished, running
+
+THREAD = "import threading\nt = threading.Thread(target=lambda: breakpoint())\nt.start()\nt.join()\nprint('after')\n"
+PDB = "import io, sys\nsys.stdin = io.StringIO('p 6 * x\\nc\\n')\nx = 7\nbreakpoint()\nprint('after')\n"
+ADVICE = "orch: breakpoint() at "
+# The script, PYTHONBREAKPOINT, the exit code, the begin and the end of the output.
+WITHOUT_A_DEBUGGER: list[tuple[str, str | None, int, str, str]] = [
+    (
+        "try:\n    breakpoint()\nfinally:\n    print('cleaned up')\nprint('after')\n",
+        None,
+        1,
+        ADVICE,
+        "cleaned up\n",
+    ),
+    (THREAD, None, 0, ADVICE, "after\n"),
+    (PDB, None, 0, "> ", "(Pdb) 42\n(Pdb) after\n"),
+    ("breakpoint()\nprint('after')\n", "0", 0, "after", "after\n"),
+    ("breakpoint()\nprint('after')\n", "builtins.print", 0, "\n", "after\n"),
+]
+
+
+@pytest.mark.parametrize(("text", "choice", "code", "begin", "end"), WITHOUT_A_DEBUGGER, ids=range(5))
+def test_a_bare_breakpoint(
+    tmp_path: Path, text: str, choice: str | None, code: int, begin: str, end: str
+) -> None:
+    """It ends the main thread in an orderly way, with one line of advice. The user's own choice stays."""
+    task = finished(tmp_path, [script(tmp_path, text)], env={"PYTHONBREAKPOINT": choice})
+    assert (task.wait(), task.output[: len(begin)]) == (code, begin) and task.output.endswith(end)
+    if begin == ADVICE:
+        (advice,) = (line for line in task.output.splitlines() if ADVICE in line)
+        assert f"{tmp_path}/train.py:2: " in advice and "PYTHONBREAKPOINT=0" in advice
 
 
 def script(directory: Path, text: str) -> Path:
@@ -16,45 +46,10 @@ def script(directory: Path, text: str) -> Path:
     return file
 
 
-def port_of(task: Task) -> int:
-    """The port of the debugger that the task waits in."""
-    port: int = task.wait_for_first("debugger")["port"]
-    return port
-
-
-def test_a_bare_breakpoint_ends_the_task_in_an_orderly_way_with_one_line_of_advice(tmp_path: Path) -> None:
-    train = script(tmp_path, "try:\n    breakpoint()\nfinally:\n    print('cleaned up')\nprint('after')\n")
-    task = finished(tmp_path, [train])
-    assert task.wait() == 1
-    line, then = task.output.splitlines()
-    assert line.startswith(f"orch: breakpoint() at {train}:2: ") and "PYTHONBREAKPOINT=0" in line
-    assert then == "cleaned up"
-
-
-@pytest.mark.parametrize("choice", ["0", "builtins.print"])
-def test_the_users_own_choice_of_a_debugger_stays(tmp_path: Path, choice: str) -> None:
-    train = script(tmp_path, "breakpoint()\nprint('after')\n")
-    task = finished(tmp_path, [train], env={"PYTHONBREAKPOINT": choice})
-    assert task.wait() == 0 and task.output.strip() == "after"
-
-
-def test_a_script_that_replaces_its_input_can_debug(tmp_path: Path) -> None:
-    text = "import io, sys\nsys.stdin = io.StringIO('p 6 * x\\nc\\n')\nx = 7\nbreakpoint()\nprint('after')\n"
-    task = finished(tmp_path, [script(tmp_path, text)])
-    assert task.wait() == 0 and "(Pdb) 42" in task.output and task.output.endswith("after\n")
-
-
-def test_advice_in_another_thread_does_not_end_the_task(tmp_path: Path) -> None:
-    text = "import threading\nt = threading.Thread(target=lambda: breakpoint())\nt.start()\nt.join()\nprint('after')\n"
-    task = finished(tmp_path, [script(tmp_path, text)])
-    assert task.wait() == 0
-    assert "orch: breakpoint() at " in task.output and task.output.endswith("after\n")
-
-
 def test_a_client_stops_at_breakpoints_of_both_kinds(tmp_path: Path) -> None:
     train = script(tmp_path, "x = 6\ny = x * 7\nprint('y is', y)\nx = 5\nbreakpoint()\nprint('after')\n")
     with running(tmp_path, [train], debugger={"port": 0, "waits": True}) as task:
-        port = port_of(task)
+        port = task.wait_for_first("debugger")["port"]
         with DapClient(port) as client:
             client.attach(train, 3)
             thread = client.stopped()
@@ -78,6 +73,6 @@ def test_a_debugger_without_a_client_takes_another_port_and_changes_nothing(tmp_
         taken.listen()
         port = taken.getsockname()[1]
         with running(tmp_path, [train], debugger={"port": port, "waits": False}) as task:
-            assert port_of(task) != port
+            assert task.wait_for_first("debugger")["port"] != port
             assert task.wait() == 0
     assert task.output == "False\n"

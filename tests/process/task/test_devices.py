@@ -51,35 +51,25 @@ def test_an_unmodified_script_finds_its_replicas_and_its_cluster(tmp_path: Path)
 def test_an_invalid_variable_is_logged_and_the_script_continues(tmp_path: Path) -> None:
     """The module `tensorflow` may even be one of the script."""
     (tmp_path / "tensorflow.py").write_text("config = None\n")
-    (tmp_path / "script.py").write_text("import tensorflow\nprint('went on')\n")
-    task = finished(tmp_path, ["script.py"], env={"ORCH_REPLICAS": "many"})
+    task = finished(tmp_path, ["-c", "import tensorflow; print('went on')"], env={"ORCH_REPLICAS": "many"})
     assert task.process.returncode == 0
     assert "went on" in task.output
     assert "ORCH_REPLICAS: 'many' is not a whole number" in task.output
 
 
-@pytest.mark.parametrize(
-    ("environ", "cpus"),
-    [
+def test_number_of_logical_cpus() -> None:
+    hosts = {"DTENSOR_JOBS": "a:1,b:2"}
+    for environ, cpus in (
         ({}, None),
         ({"ORCH_REPLICAS": ""}, None),
         ({"ORCH_REPLICAS": "4"}, 4),
         ({"ORCH_MESH": "batch=2,model=2"}, 4),
-        ({"ORCH_MESH": "batch=2,model=2", "DTENSOR_JOBS": "a:1,b:2"}, 2),
-        ({"ORCH_MESH": "model=3"}, 3),
-    ],
-)
-def test_number_of_logical_cpus(environ: dict[str, str], cpus: int | None) -> None:
-    assert wanted_cpus(environ) == cpus
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [{"ORCH_REPLICAS": "0"}, {"ORCH_MESH": "batch"}, {"ORCH_MESH": "batch=3", "DTENSOR_JOBS": "a:1,b:2"}],
-)
-def test_an_invalid_variable_raises_an_error(environ: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="ORCH_"):
-        wanted_cpus(environ)
+        ({"ORCH_MESH": "batch=2,model=2", **hosts}, 2),
+    ):
+        assert wanted_cpus(environ) == cpus
+    for environ in ({"ORCH_REPLICAS": "0"}, {"ORCH_MESH": "batch"}, {"ORCH_MESH": "batch=3", **hosts}):
+        with pytest.raises(ValueError, match="ORCH_"):
+            wanted_cpus(environ)
 
 
 @dataclass
@@ -113,13 +103,9 @@ def configured(environ: dict[str, str], *gpus: str) -> Config:
     return config
 
 
-def test_replicas_are_logical_cpus_even_with_gpus() -> None:
+def test_replicas_are_logical_cpus_even_with_gpus_and_a_mesh_uses_gpus_if_there_are_any() -> None:
     config = configured({"ORCH_REPLICAS": "2"}, "GPU:0")
-    assert config.logical == {"CPU:0": [None, None]}
-    assert config.visible == []
-
-
-def test_a_mesh_uses_gpus_if_there_are_any() -> None:
+    assert (config.logical, config.visible) == ({"CPU:0": [None, None]}, [])
     assert configured({"ORCH_MESH": "batch=2"}, "GPU:0", "GPU:1").logical == {}
     assert configured({"ORCH_MESH": "batch=2"}).logical == {"CPU:0": [None, None]}
 

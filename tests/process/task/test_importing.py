@@ -1,4 +1,4 @@
-"""Imports: callbacks, zip files, subinterpreters, and the objects that the garbage collector still sees."""
+"""Imports: callbacks, subinterpreters, garbage collection, and the code that TensorFlow generates."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tasks import finished
+from tasks import finished, running
 
 from worker.bootstrap.preloaded_modules import PreloadedModules
 
@@ -64,9 +64,6 @@ iterators.freeze_objects_of_import("unittest.mock")
 import unittest.mock
 print(gc.get_freeze_count() > 2 * len(gc.get_objects()) // 10, gc.isenabled())
 """
-WITH_TENSORFLOW = FREEZING.replace("unittest.mock", "tensorflow").replace(
-    'iterators.freeze_objects_of_import("tensorflow")', ""
-)
 
 
 def test_callbacks_registered_during_the_import_are_called(tmp_path: Path) -> None:
@@ -89,6 +86,9 @@ def test_a_subinterpreter_sees_the_scripts_environment(path: str | None, tmp_pat
     assert task.output.splitlines()[:2] == [f"[] {path}", path or "unset"]
 
 
+# -- the garbage collector
+
+
 def test_objects_of_an_import_are_frozen_and_those_of_the_script_are_not(tmp_path: Path) -> None:
     task = finished(tmp_path, ["-c", FREEZING])
     assert task.output.splitlines() == [f"{IS_FROZEN} True", "freed"]
@@ -97,11 +97,9 @@ def test_objects_of_an_import_are_frozen_and_those_of_the_script_are_not(tmp_pat
 
 def test_objects_of_a_preloaded_import_are_not_frozen_again(tmp_path: Path) -> None:
     """The preloader has frozen them."""
-    marked = FREEZING.replace(
-        "cycle = Cycle()", "import sys\nsys.meta_path.append(Finder())\ncycle = Cycle()"
-    )
     finder = "class Finder:\n    are_frozen = True\n    def find_spec(self, *_):\n        return None\n"
-    task = finished(tmp_path, ["-c", finder + marked])
+    finds = "import sys\nsys.meta_path.append(Finder())\ncycle = Cycle()"
+    task = finished(tmp_path, ["-c", finder + FREEZING.replace("cycle = Cycle()", finds)])
     assert PreloadedModules.are_frozen
     assert task.output.splitlines()[0] == "False True"
 
@@ -110,7 +108,82 @@ def test_objects_of_a_preloaded_import_are_not_frozen_again(tmp_path: Path) -> N
 @pytest.mark.timeout(300)
 def test_objects_of_a_script_with_tensorflow_are_freed(tmp_path: Path) -> None:
     config = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}, "task": {"type": "worker", "index": 0}}
-    env = {"TF_CONFIG": json.dumps(config)}
-    task = finished(tmp_path, ["-c", WITH_TENSORFLOW], env=env, fixes=True)
+    script = FREEZING.replace('iterators.freeze_objects_of_import("unittest.mock")', "")
+    script = script.replace("unittest.mock", "tensorflow")
+    task = finished(tmp_path, ["-c", script], env={"TF_CONFIG": json.dumps(config)}, fixes=True)
     assert task.output.splitlines()[-2:] == [f"{IS_FROZEN} True", "freed"]
     assert (tmp_path / "log.csv").read_text() == "step,loss"
+
+
+# -- code that TensorFlow generates is removed with the run; the script's own temporary files stay where they are
+
+# As TensorFlow's loader does it.
+LOADER = """
+import tempfile
+def load_source(source):
+    with tempfile.NamedTemporaryFile(mode="w", prefix="__autograph_generated_file", suffix=".py", delete=False) as file:
+        file.write(source)
+    return file.name
+"""
+GENERATES = """
+import sys, tempfile
+from tensorflow.python.autograph.pyct import loader
+print(loader.load_source("1"), tempfile.NamedTemporaryFile(delete=False).name, loader.tempfile.gettempdir(), sep="\\n")
+"""
+WITH_TENSORFLOW = """
+import tempfile, time
+import tensorflow as tf
+open(tempfile.mkstemp(prefix="own")[1], "w").write("mine")
+@tf.function
+def step(x):
+    if x > 0:
+        x += 1
+    return x
+step(tf.constant(1))
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def directories(tmp_path: Path) -> dict[str, str | None]:
+    """The variables of two directories for temporary files."""
+    for name in ("temporary", "scratch"):
+        (tmp_path / name).mkdir()
+    return {
+        "TMPDIR": str(tmp_path / "temporary"),
+        "ORCH_SCRATCH_DIR": str(tmp_path / "scratch"),
+        "TF_CONFIG": None,
+    }
+
+
+def test_only_generated_files_go_into_the_scratch_directory(
+    tmp_path: Path, directories: dict[str, str | None]
+) -> None:
+    """Without one, they go into TMPDIR."""
+    package = tmp_path / "tensorflow" / "python" / "autograph" / "pyct"
+    package.mkdir(parents=True)
+    for part in (package, *package.parents[:3]):
+        (part / "__init__.py").touch()
+    (package / "loader.py").write_text(LOADER)
+    places = []
+    for begins in ("", "import os; os.rmdir(os.environ['ORCH_SCRATCH_DIR'])"):
+        task = finished(tmp_path, ["-c", begins + GENERATES], env=directories)
+        assert task.process.returncode == 0, task.output
+        generated, own, its = task.output.splitlines()
+        places.append([Path(generated).parent.name, Path(own).parent.name, Path(its).name])
+        Path(generated).unlink()
+    assert places == [["scratch", "temporary", "temporary"], ["temporary"] * 3]
+
+
+@pytest.mark.slow
+def test_a_killed_script_leaves_no_generated_files_in_tmpdir(
+    tmp_path: Path, directories: dict[str, str | None]
+) -> None:
+    (tmp_path / "script.py").write_text(WITH_TENSORFLOW)
+    with running(tmp_path, ["script.py"], env=directories) as task:
+        task.wait_for_line("ready")
+        task.process.kill()
+        task.wait()
+    assert [path.name[:3] for path in (tmp_path / "temporary").iterdir() if path.is_file()] == ["own"]
+    assert list((tmp_path / "scratch").glob("__autograph_generated_file*.py"))

@@ -1,10 +1,11 @@
-"""The bootstrap is loaded into a script's interpreter, and the script cannot see it. See test_like_plain_python.py."""
+"""The bootstrap is loaded into a script's interpreter, which the script cannot see, and writes its exception."""
 
 from __future__ import annotations
 
 import ast
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,26 +49,24 @@ OWN_MODULES = {"_orch_bootstrap"} | {
 }
 
 
-def look(directory: Path, command: list[str | Path], **settings: Any) -> dict[str, Any]:
+def look(directory: Path, command: list[str], **settings: Any) -> dict[str, Any]:
     task = finished(directory, command, **settings)
     assert task.wait() == 0, task.output
     found: dict[str, Any] = json.loads(task.output.splitlines()[-1])
     return found
 
 
-COMMANDS: list[tuple[list[str | Path], dict[str, str]]] = [
-    (["look.py", "a", "b"], {}),
-    (["-m", "look", "a"], {"PYTHONPATH": "there:/nowhere"}),
-    (["-c", LOOK], {"PYTHONPATH": ""}),
-    (["-W", "error", "-X", "utf8", "-O", "-s", "look.py"], {"PYTHONPATH": "/nowhere:"}),
-    (["-P", "look.py"], {"PYTHONWARNINGS": "ignore"}),
-]
-
-
-@pytest.mark.parametrize(("command", "env"), COMMANDS)
-def test_a_script_sees_the_same_as_without(
-    tmp_path: Path, command: list[str | Path], env: dict[str, str]
-) -> None:
+@pytest.mark.parametrize(
+    ("command", "env"),
+    [
+        (["look.py", "a", "b"], {}),
+        (["-m", "look", "a"], {"PYTHONPATH": "there:/nowhere"}),
+        (["-c", LOOK], {"PYTHONPATH": ""}),
+        (["-W", "error", "-X", "utf8", "-O", "-s", "look.py"], {"PYTHONPATH": "/nowhere:"}),
+        (["-P", "look.py"], {"PYTHONWARNINGS": "ignore"}),
+    ],
+)
+def test_a_script_sees_the_same_as_without(tmp_path: Path, command: list[str], env: dict[str, str]) -> None:
     (tmp_path / "look.py").write_text(LOOK)
     plain, injected = (look(tmp_path, command, bootstrap=which, env=env) for which in (False, True))
     for seen in (plain, injected):
@@ -87,36 +86,33 @@ def test_a_script_sees_the_same_as_without(
     assert injected == plain
 
 
-SITECUSTOMIZE = "import builtins; builtins.customized = __file__, __name__\n"
-
-
-@pytest.mark.parametrize(
-    "text", [SITECUSTOMIZE, "raise ValueError('mine')\n", "import nothing_of_that_name\n"]
-)
-def test_the_users_sitecustomize_runs_as_without(tmp_path: Path, text: str) -> None:
+def test_the_users_sitecustomize_runs_as_without(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(text)
     env = {"PYTHONPATH": str(tmp_path / "site")}
     script = "import builtins; print(getattr(builtins, 'customized', None))"
-    plain = finished(tmp_path / "plain", ["-c", script], bootstrap=False, env=env)
-    injected = finished(tmp_path / "injected", ["-c", script], env=env)
-    assert (injected.wait(), injected.output) == (plain.wait(), plain.output)
-    assert str(tmp_path) in plain.output or "Error" in plain.output
+    customizes = "import builtins; builtins.customized = __file__, __name__\n"
+    for text in (customizes, "raise ValueError('mine')\n", "import nothing_of_that_name\n"):
+        (tmp_path / "site" / "sitecustomize.py").write_text(text)
+        plain = finished(tmp_path, ["-c", script], bootstrap=False, env=env)
+        expected = (plain.wait(), plain.output)
+        assert str(tmp_path) in plain.output or "Error" in plain.output
+        injected = finished(tmp_path, ["-c", script], env=env)
+        assert (injected.wait(), injected.output) == expected
 
 
 def test_invalid_options_have_no_effect(tmp_path: Path) -> None:
     env = {"ORCH_BOOTSTRAP": "{", "PYTHONPATH": str(INJECT)}
-    task = finished(
-        tmp_path, ["-c", "import os; print(os.environ.get('PYTHONPATH'))"], bootstrap=False, env=env
-    )
+    script = "import os; print(os.environ.get('PYTHONPATH'))"
+    task = finished(tmp_path, ["-c", script], bootstrap=False, env=env)
     assert (task.wait(), task.output) == (0, "None\n")
 
 
 def test_a_part_that_fails_is_logged_in_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    task = finished(tmp_path, ["-c", "print('ran')"], stacks_file=str(tmp_path / "file" / "stacks.txt"))
-    assert task.wait() == 0
-    first, second = task.output.splitlines()
+    """An exception that cannot be written is printed."""
+    files = {name: str(tmp_path / "worker-0.log" / name) for name in ("stacks_file", "exception_file")}
+    task = finished(tmp_path, ["-c", "print('ran')\n1/0"], **files)
+    assert task.wait() == 1 and "ZeroDivisionError" in task.output
+    first, second, *_ = task.output.splitlines()
     assert first.startswith("orch: writing stacks on request is off in this task: ")
     assert second == "ran"
 
@@ -141,3 +137,89 @@ def test_import_of_a_watched_module_is_reported(tmp_path: Path) -> None:
     for text, phases in (("1/0", ["importing"]), ("", ["importing", "starting"])):
         (tmp_path / "tensorflow.py").write_text(text)
         assert finished(tmp_path, ["-c", script]).phases == phases
+
+
+# -- an exception that ends a script is written to a file; test_like_plain_python.py has what is printed
+
+CHAINED = """
+class Broken(Exception):
+    pass
+
+def read():
+    return {}["néeded \\U0001f600"]
+
+try:
+    read()
+except KeyError as error:
+    raise Broken('a "quoted"\\nmessage') from error
+"""
+
+
+def test_the_whole_exception_with_its_causes(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CHAINED)
+    expected = finished(tmp_path, ["train.py"], bootstrap=False).output
+    # Files beside the script do not replace modules of the bootstrap.
+    for name in ("traceback", "json", "linecache", "signal", "threading"):
+        (tmp_path / f"{name}.py").write_text("print('mine')")
+    task = finished(tmp_path, ["train.py"])
+    assert (task.wait(), task.output) == (1, expected)
+    found = task.exception
+    assert 0 < found.pop("mono") < time.monotonic()
+    at = f"{tmp_path / 'train.py'}:11"
+    assert found == {"type": "Broken", "message": 'a "quoted"\nmessage', "text": task.output, "at": at}
+    assert "KeyError: 'néeded \U0001f600'" in found["text"] and "direct cause" in found["text"]
+    assert task.exception_file.stat().st_mode & 0o777 == 0o600
+    assert task.exception_file.parent.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in task.exception_file.parent.iterdir()] == ["worker-0.txt"]
+
+
+def test_exceptions_are_written_without_hooks_too(tmp_path: Path) -> None:
+    """A long one loses its middle."""
+    raises = "import sys\nsys.excepthook = lambda *_: print('mine')\nraise ValueError('a' * 300_000 + 'end')"
+    task = finished(tmp_path, ["-c", raises], hooks=False)
+    found = task.exception
+    assert found["type"] == "ValueError" and len(task.exception_file.read_bytes()) < 100_000
+    assert "characters left out" in found["message"] and found["text"].endswith("aend\n")
+
+
+def test_frames_of_the_bootstrap_are_not_printed(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "file = 'bootstrap/after_import.py'\n"
+        "hooks = next(m for m in sys.modules.values() if (getattr(m, '__file__', 0) or '').endswith(file))\n"
+        "def mine(module): 1/0\n"
+        "try: hooks.after_import('sys', mine)\n"
+        "except ZeroDivisionError as error: raise ValueError('two') from error"
+    )
+    (tmp_path / "train.py").write_text(script)
+    task = finished(tmp_path, ["train.py"])
+    assert task.wait() == 1
+    assert "line 4, in mine" in task.output and "after_import.py" not in task.output
+    # The file is for a report to orch's authors, too.
+    assert "bootstrap/after_import.py" in task.exception["text"]
+
+
+IN_THREADS = (
+    "import threading\nfor n in (1, 2):\n  t = threading.Thread(target=lambda: n/0); t.start(); t.join()\n"
+)
+
+
+def test_exceptions_of_threads_go_into_another_file(tmp_path: Path) -> None:
+    task = finished(tmp_path, ["-c", IN_THREADS])
+    assert task.wait() == 0
+    assert not task.exception_file.exists()
+    noted = task.exception_file.with_name("worker-0.txt.threads").read_text().splitlines()
+    assert [json.loads(line)["type"] for line in noted] == ["ZeroDivisionError"] * 2
+    assert task.output.count("Exception in thread") == 2
+
+
+def test_nothing_is_written_into_a_directory_that_replaced_that_of_the_run(tmp_path: Path) -> None:
+    task = finished(tmp_path, ["-c", f"{IN_THREADS}print('ran')\n1/0"], run_directory=[0, 1])
+    assert task.wait() == 1
+    assert "writing stacks on request is off in this task: OSError: " in task.output
+    assert "ran\n" in task.output and "ZeroDivisionError" in task.output
+    assert [*(tmp_path / "run").iterdir()] == []
+    place = (tmp_path / "run").stat()
+    task = finished(tmp_path, ["-c", f"{IN_THREADS}1/0"], run_directory=[place.st_dev, place.st_ino])
+    written = sorted(path.parent.name for path in (tmp_path / "run").rglob("*.txt*"))
+    assert (task.exception["type"], written) == ("ZeroDivisionError", ["exceptions", "exceptions", "stacks"])

@@ -64,82 +64,40 @@ COMMANDS: dict[str, tuple[dict[str, str], list[str]]] = {
     "byte order mark": ({"s.py": "\ufeffprint('ü', __file__)"}, ["s.py"]),
 }
 MINE = "import sys\nsys.excepthook = lambda *_: print('mine')\n"
-# The text of s.py, and the type of the exception that ends it.
-SCRIPTS: dict[str, tuple[str, str | None]] = {
-    "syntax error": ("print(1)\nif x\n", "SyntaxError"),
-    "exception": (
-        "def f():\n    1/0\ntry:\n    f()\nexcept Exception as e:\n    raise ValueError('x') from e",
-        "ValueError",
-    ),
-    "exception group": ("raise ExceptionGroup('g', [ValueError(1), OSError(2, 'two')])", "ExceptionGroup"),
-    "exception without a text": ("class E(Exception):\n  __str__ = None\nraise E", "E"),
-    "endless recursion": ("def f(): f()\nf()", "RecursionError"),
-    "missing module": ("import nothing_of_that_name", "ModuleNotFoundError"),
-    "exit with a text": ("import sys; sys.exit('text')", None),
-    "exit with a code": ("import sys; sys.exit(3)", None),
-    "exit without a code": ("raise SystemExit", None),
-    "exit at once": ("import os; print('lost', end=''); os._exit(4)", None),
-    "abort": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", None),
-    "interrupted": ("import os, signal; os.kill(os.getpid(), signal.SIGINT)\nwhile True: pass", None),
-    "keyboard interrupt": ("raise KeyboardInterrupt", None),
+# The text of s.py.
+SCRIPTS = {
+    "exit with a text": "import sys; sys.exit('text')",
+    "exit with a code": "import sys; sys.exit(3)",
+    "exit at once": "import os; print('lost', end=''); os._exit(4)",
+    "abort": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "interrupted": "import os, signal; os.kill(os.getpid(), signal.SIGINT)\nwhile True: pass",
+    "keyboard interrupt": "raise KeyboardInterrupt",
     "exit handlers": (
-        "import atexit, sys\natexit.register(print, 'last')\natexit.register(print, 'first')\nsys.exit(5)",
-        None,
+        "import atexit, sys\natexit.register(print, 'last')\natexit.register(print, 'first')\nsys.exit(5)"
     ),
-    "exception in an exit handler": ("import atexit\natexit.register(lambda: 1/0)", None),
+    "exception in an exit handler": "import atexit\natexit.register(lambda: 1/0)",
     "threads are waited for": (
         "import threading\ndone = threading.Event()\n"
         "def f():\n    threading.main_thread().join()\n    print('after main')\n"
-        "threading.Thread(target=f).start()\nprint('main')",
-        None,
+        "threading.Thread(target=f).start()\nprint('main')"
     ),
     "exception in a thread": (
-        "import threading\nt = threading.Thread(target=lambda: 1/0, name='t')\nt.start()\nt.join()",
-        None,
-    ),
-    "own hook": (f"{MINE}1/0", "ZeroDivisionError"),
-    "own hook that prints": (
-        "import sys, traceback\nsys.excepthook = lambda *e: traceback.print_exception(*e)\n1/0",
-        "ZeroDivisionError",
-    ),
-    "own hook, syntax error": (f"{MINE}x = (", "SyntaxError"),
-    "own hook, exit": (f"{MINE}sys.exit(3)", None),
-    "own hook, interrupt": (f"{MINE}raise KeyboardInterrupt", None),
-    "own hook that calls the previous one": (
-        "import sys\nprevious = sys.excepthook\nsys.excepthook = lambda *a: previous(*a)\n1/0",
-        "ZeroDivisionError",
-    ),
-    "previous hook called by the script": (
-        "import sys\nmine = sys.excepthook\nsys.excepthook = lambda *_: print('mine')\n"
-        "try:\n  int('x')\nexcept ValueError:\n  mine(*sys.exc_info())\n1/0",
-        "ZeroDivisionError",
+        "import threading\nt = threading.Thread(target=lambda: 1/0, name='t')\nt.start()\nt.join()"
     ),
     # C code prints the exception of a callback, and continues.
     "exception that C code has printed": (
         f"import ctypes\n{MINE}def f(): 1/0\n"
         "try:\n  f()\nexcept ZeroDivisionError as e:\n  e.__traceback__ = e.__traceback__.tb_next\n"
-        "  sys.last_value = e\nsys.exit(3)",
-        None,
+        "  sys.last_value = e\nsys.exit(3)"
     ),
-    "broken traceback": (
-        "import sys, traceback\ntraceback.format_exception = None\n1/0",
-        "ZeroDivisionError",
-    ),
-    "broken json": (
-        "import sys\nsys.modules['json'] = sys\nimport os\nos.stat('/none')",
-        "FileNotFoundError",
-    ),
-    "broken re": ("import sys\nsys.modules['re'] = sys\n1/0", "ZeroDivisionError"),
     "source, stack and warnings": (
         "import inspect, traceback, warnings\ndef f():\n    traceback.print_stack()\n"
         "    warnings.warn('w', stacklevel=2)\n    warnings.warn('v', stacklevel=3)\n"
-        "    print([x.filename for x in inspect.stack()])\nf()\nprint(inspect.getsource(f))",
-        None,
+        "    print([x.filename for x in inspect.stack()])\nf()\nprint(inspect.getsource(f))"
     ),
     "pickling of main's classes": (
         "import pickle\nclass C: pass\nclass D(C):\n    x = 1\n"
-        "print(type(pickle.loads(pickle.dumps(D()))) is D, pickle.dumps(C))",
-        None,
+        "print(type(pickle.loads(pickle.dumps(D()))) is D, pickle.dumps(C))"
     ),
     "imported libraries": (
         "import sys\nassert 'decimal' not in sys.modules\nimport decimal, json, logging, logging.config\n"
@@ -147,21 +105,16 @@ SCRIPTS: dict[str, tuple[str, str | None]] = {
         "print(decimal.getcontext(), logging.root.handlers)\nfinder = json.decoder.__spec__.loader\n"
         "print(finder.get_source('json.decoder')[:50])\n"
         "import importlib.util\nprint(importlib.reload(json), importlib.util.find_spec('decimal'))\n"
-        "import inspect; print(inspect.getsource(json.dumps)[:200])",
-        None,
+        "import inspect; print(inspect.getsource(json.dumps)[:200])"
     ),
-    "both streams": (
-        "import sys\nfor n in range(500):\n  print(n)\n  print(n, file=sys.stderr)",
-        None,
-    ),
+    "both streams": ("import sys\nfor n in range(500):\n  print(n)\n  print(n, file=sys.stderr)"),
     "child processes": (
         "import os, subprocess, sys\n"
         'look = \'import os, signal, sys; print([m for m in sys.modules if "_orch_b" in m], sys.path, '
         'os.environ.get("ORCH_BOOTSTRAP"), os.environ.get("PYTHONPATH"), int(signal.getsignal(15)))\'\n'
         "subprocess.run([sys.executable, '-c', look], check=True)\n"
         "pid = os.fork()\nif pid == 0:\n  sys.stderr = open(os.devnull, 'w')\n  raise ValueError('a child\\'s')\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))",
-        None,
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))"
     ),
 }
 for kind in ("fork", "spawn", "forkserver"):
@@ -173,9 +126,43 @@ for kind in ("fork", "spawn", "forkserver"):
         "    p.start()\n    got = q.get()\n    p.join()\n    print(got[:5], p.exitcode)\n"
         f"    print(got[5] == os.getpid() or {kind!r} == 'forkserver')\n"
         "    q = m.Process(target=time.sleep, args=(9,))\n    q.start(); q.terminate(); q.join()\n"
-        "    print(q.exitcode)\n",
-        None,
+        "    print(q.exitcode)\n"
     )
+# The same, and the type of the exception that ends it.
+RAISING = {
+    "syntax error": ("print(1)\nif x\n", "SyntaxError"),
+    "exception": (
+        "def f():\n    1/0\ntry:\n    f()\nexcept Exception as e:\n    raise ValueError('x') from e",
+        "ValueError",
+    ),
+    "exception group": ("raise ExceptionGroup('g', [ValueError(1), OSError(2, 'two')])", "ExceptionGroup"),
+    "exception without a text": ("class E(Exception):\n  __str__ = None\nraise E", "E"),
+    "endless recursion": ("def f(): f()\nf()", "RecursionError"),
+    "missing module": ("import nothing_of_that_name", "ModuleNotFoundError"),
+    "own hook": (f"{MINE}1/0", "ZeroDivisionError"),
+    "own hook that prints": (
+        "import sys, traceback\nsys.excepthook = lambda *e: traceback.print_exception(*e)\n1/0",
+        "ZeroDivisionError",
+    ),
+    "own hook, syntax error": (f"{MINE}x = (", "SyntaxError"),
+    "own hook that calls the previous one": (
+        "import sys\nprevious = sys.excepthook\nsys.excepthook = lambda *a: previous(*a)\n1/0",
+        "ZeroDivisionError",
+    ),
+    "previous hook called by the script": (
+        "import sys\nmine = sys.excepthook\nsys.excepthook = lambda *_: print('mine')\n"
+        "try:\n  int('x')\nexcept ValueError:\n  mine(*sys.exc_info())\n1/0",
+        "ZeroDivisionError",
+    ),
+    "broken traceback": (
+        "import sys, traceback\ntraceback.format_exception = None\n1/0",
+        "ZeroDivisionError",
+    ),
+    "broken json": (
+        "import sys\nsys.modules['json'] = sys\nimport os\nos.stat('/none')",
+        "FileNotFoundError",
+    ),
+}
 # A module of the script with the name of one whose import is watched.
 WATCHED = {
     "that fails": ("1/0", "ZeroDivisionError"),
@@ -192,7 +179,8 @@ FINDS_TWICE = (
 )
 CASES = {
     **{name: (files, words, ANY) for name, (files, words) in COMMANDS.items()},
-    **{name: ({"s.py": text}, ["s.py"], kind) for name, (text, kind) in SCRIPTS.items()},
+    **{name: ({"s.py": text}, ["s.py"], None) for name, text in SCRIPTS.items()},
+    **{name: ({"s.py": text}, ["s.py"], kind) for name, (text, kind) in RAISING.items()},
     **{
         f"module {name}": ({"tensorflow.py": text, "s.py": FINDS_TWICE}, ["s.py"], kind)
         for name, (text, kind) in WATCHED.items()
@@ -252,12 +240,6 @@ def test_like_plain_python(agent: Driver, part: int) -> None:
                 got = f"{case}: {used}, {raised}, {found}"
                 wrong.append(f"{got}\n   instead of {method}, {kind}, {expected}")
         for file in {name.partition("/")[0] for name in files}:
-            remove(agent.directory / file)
+            path = agent.directory / file
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     assert not wrong, "\n".join([*wrong, *agent.refusals()])
-
-
-def remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()

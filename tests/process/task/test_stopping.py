@@ -53,7 +53,8 @@ def test_clean_up_runs(tmp_path: Path) -> None:
         for name, task in tasks.items():
             task.wait_for_line("ready")
             if name == "child":
-                wait_for_child(task)
+                children = psutil.Process(task.process.pid).children
+                until(lambda children=children: any(child.name() == "sleep" for child in children()))
             if name != "python":
                 # Earlier, asyncio would warn of a coroutine that is not awaited, and a child process would stay.
                 wait_until_asleep(task)
@@ -63,26 +64,20 @@ def test_clean_up_runs(tmp_path: Path) -> None:
             assert not task.exception_file.exists()
 
 
+def stopped_asleep(directory: Path, path: Path, said: str = "ready") -> tuple[int, list[str]]:
+    """The exit code and output of a script that is stopped while it sleeps."""
+    with running(directory, [path]) as task:
+        task.wait_for_line(said)
+        wait_until_asleep(task)
+        return task.stop(), task.output.splitlines()
+
+
 def test_a_stop_before_the_script_is_quiet(tmp_path: Path) -> None:
     library = tmp_path / "library"
     library.mkdir()
     (library / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGTERM)\n")
     with running(tmp_path, ["-c", "print('begun')"], env={"PYTHONPATH": str(library)}) as task:
         assert (task.wait(), task.output) == (143, "")
-
-
-def test_a_second_sigterm_does_not_interrupt_the_clean_up(tmp_path: Path) -> None:
-    after = "print('again', flush=True); os.kill(os.getpid(), 15)\n    while not os.path.exists('go'): pass"
-    with running(tmp_path, [script(tmp_path, WAITS["lock"], after=after)]) as task:
-        task.wait_for_line("ready")
-        wait_until_asleep(task)
-        task.process.send_signal(signal.SIGTERM)
-        task.wait_for_line("again")
-        task.process.send_signal(signal.SIGTERM)
-        wait_until_delivered(task)
-        (tmp_path / "go").write_text("")
-        assert task.wait() == 143
-        assert task.output.splitlines() == ["ready", "finally", "again", "done", "atexit"]
 
 
 @pytest.mark.parametrize(
@@ -96,29 +91,22 @@ def test_a_second_sigterm_does_not_interrupt_the_clean_up(tmp_path: Path) -> Non
 def test_the_scripts_own_handler_replaces_ours(
     tmp_path: Path, before: str, code: int, said: list[str]
 ) -> None:
-    with running(tmp_path, [script(tmp_path, WAITS["lock"], before=before)]) as task:
-        task.wait_for_line("ready")
-        wait_until_asleep(task)
-        assert task.stop() == code
-        assert task.output.splitlines() == ["ready", *said]
+    its = script(tmp_path, WAITS["lock"], before=before)
+    assert stopped_asleep(tmp_path, its) == (code, ["ready", *said])
 
 
 @pytest.mark.parametrize(
-    ("catch", "code"),
+    ("catch", "code", "said"),
     [
-        ("as stop: print(type(stop).__name__, stop.code)", 0),
-        (": sys.exit(5)", 5),
-        (": raise ValueError('in the end')", 1),
+        ("as stop: print(type(stop).__name__, stop.code)", 0, "SystemExit 143"),
+        (": sys.exit(5)", 5, ""),
+        (": raise ValueError('in the end')", 1, "in the end"),
     ],
 )
-def test_a_script_may_catch_the_stop(tmp_path: Path, catch: str, code: int) -> None:
+def test_a_script_may_catch_the_stop(tmp_path: Path, catch: str, code: int, said: str) -> None:
     wait = f"try:\n        print('within', flush=True); time.sleep(1000)\n    except SystemExit {catch}"
-    with running(tmp_path, [script(tmp_path, wait)]) as task:
-        task.wait_for_line("within")
-        wait_until_asleep(task)
-        assert task.stop() == code
-        assert task.output.splitlines()[-1] == "atexit"
-        assert "SystemExit 143" in task.output or code != 0
+    found, lines = stopped_asleep(tmp_path, script(tmp_path, wait), "within")
+    assert (found, lines[-1]) == (code, "atexit") and any(said in line for line in lines)
 
 
 def test_sigint_raises_keyboard_interrupt(tmp_path: Path) -> None:
@@ -130,78 +118,65 @@ def test_sigint_raises_keyboard_interrupt(tmp_path: Path) -> None:
         assert "KeyboardInterrupt" in task.output and "done" in task.output
 
 
-def test_a_stop_in_a_finalizer_is_raised_later(tmp_path: Path) -> None:
-    before = (
-        "class Slow:\n"
-        "    def __del__(self):\n"
-        "        print('deleting', flush=True)\n"
-        "        while not os.path.exists('go'): pass\n"
-        "        print('deleted', flush=True)\n"
-    )
-    assert_raised_again(tmp_path, "Slow(); time.sleep(1000)", before)
+# -- a stop that comes while it cannot be raised
+
+SLOW = """
+class Slow:
+    def __del__(self):
+        print("deleting", flush=True)
+        while not os.path.exists("go"): pass
+        print("deleted", flush=True)
+"""
+# In the callback of a weak reference, which imports use: Python ignores the exception.
+CALLED_BACK = """
+import weakref
+class Dies: pass
+def slow(_):
+    try:
+        print("deleting", flush=True)
+        time.sleep(1000)
+    finally:
+        print("deleted", flush=True)
+dies = Dies(); callback = weakref.ref(dies, slow)
+"""
+AGAIN = "print('deleting', flush=True); os.kill(os.getpid(), 15)\n    while not os.path.exists('go'): pass"
+LATER = ["ready", "deleting", "deleted", "finally", "done", "atexit"]
+
+
+def stopped_late(directory: Path, command: list[str | Path]) -> tuple[int, list[str]]:
+    """The exit code and output of a script that is stopped when it is `deleting`, until it may go on."""
+    with running(directory, command) as task:
+        task.wait_for_line("deleting")
+        task.process.send_signal(signal.SIGTERM)
+        while True:  # until it is no longer pending
+            status = Path(f"/proc/{task.process.pid}/status").read_text()
+            if not int(status.split("ShdPnd:")[1].split()[0], 16) & 1 << 14:
+                break
+        (directory / "go").write_text("")
+        return task.wait(), task.output.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("wait", "before"), [("Slow(); time.sleep(1000)", SLOW), ("del dies; time.sleep(1000)", CALLED_BACK)]
+)
+def test_a_stop_in_a_finalizer_is_raised_later(tmp_path: Path, wait: str, before: str) -> None:
+    assert stopped_late(tmp_path, [script(tmp_path, wait, before)]) == (143, LATER)
 
 
 def test_a_stop_in_a_finalizer_at_the_exit_interrupts_nothing(tmp_path: Path) -> None:
-    text = (
-        "import atexit, os\n"
-        "class Slow:\n"
-        "    def __del__(self):\n"
-        "        print('deleting', flush=True)\n"
-        "        while not os.path.exists('go'): pass\n"
-        "        print('deleted', flush=True)\n"
-        "atexit.register(Slow)\n"
-    )
-    with running(tmp_path, ["-c", text]) as task:
-        task.wait_for_line("deleting")
-        task.process.send_signal(signal.SIGTERM)
-        wait_until_delivered(task)
-        (tmp_path / "go").write_text("")
-        assert task.wait() == 0
-        assert task.output.splitlines()[:2] == ["deleting", "deleted"]
+    code, said = stopped_late(tmp_path, ["-c", f"import atexit, os\n{SLOW}atexit.register(Slow)\n"])
+    assert (code, said[:2]) == (0, ["deleting", "deleted"])
 
 
-def test_a_stop_that_python_ignored_assert_raised_again(tmp_path: Path) -> None:
-    # In the callback of a weak reference, which imports use.
-    before = (
-        "import weakref\n"
-        "class Dies: pass\n"
-        "def slow(_):\n"
-        "    try:\n"
-        "        print('deleting', flush=True)\n"
-        "        time.sleep(1000)\n"
-        "    finally:\n"
-        "        print('deleted', flush=True)\n"
-        "dies = Dies(); callback = weakref.ref(dies, slow)\n"
-    )
-    assert_raised_again(tmp_path, "del dies; time.sleep(1000)", before)
-
-
-def assert_raised_again(tmp_path: Path, wait: str, before: str) -> None:
-    with running(tmp_path, [script(tmp_path, wait, before=before)]) as task:
-        task.wait_for_line("deleting")
-        task.process.send_signal(signal.SIGTERM)
-        wait_until_delivered(task)
-        (tmp_path / "go").write_text("")
-        assert task.wait() == 143
-        assert task.output.splitlines() == ["ready", "deleting", "deleted", "finally", "done", "atexit"]
-
-
-def wait_for_child(task: Task) -> None:
-    while not any(child.name() == "sleep" for child in psutil.Process(task.process.pid).children()):
-        assert task.process.poll() is None, task.output
+def test_a_second_sigterm_does_not_interrupt_the_clean_up(tmp_path: Path) -> None:
+    stops_itself = "os.kill(os.getpid(), 15); time.sleep(1000)"
+    code, said = stopped_late(tmp_path, [script(tmp_path, stops_itself, after=AGAIN)])
+    assert (code, said) == (143, ["ready", "finally", "deleting", "done", "atexit"])
 
 
 def wait_until_asleep(task: Task) -> None:
     """Wait until its main thread sleeps in the kernel. A signal right before a sleep would be handled after it."""
     until(lambda: psutil.Process(task.process.pid).status() == psutil.STATUS_SLEEPING)
-
-
-def wait_until_delivered(task: Task) -> None:
-    """Wait until SIGTERM is no longer pending."""
-    while True:
-        status = Path(f"/proc/{task.process.pid}/status").read_text()
-        if not int(status.split("ShdPnd:")[1].split()[0], 16) & 1 << 14:
-            return
 
 
 def test_an_ignored_sigterm_stays_ignored(tmp_path: Path) -> None:

@@ -7,10 +7,8 @@ import dataclasses
 import itertools
 import json
 import os
-import select
 import selectors
 import socket
-import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -18,13 +16,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
-from agent_driving import run_order
+from agent_driving import Driver
 from fuzzing import any_bytes, as_json, damaged, documents, fuzzed, torn
 from hypothesis import given
 from hypothesis import strategies as st
 from making import JOB, changed
 from run_records import make_run
-from waiting import PATIENCE_S, until, until_gone
+from waiting import until, until_gone
 
 from orchestrator.core.job.choices import EngineName, NetworkOption
 from orchestrator.core.job.hosts import Host
@@ -32,8 +30,6 @@ from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle
 from orchestrator.core.state.events import Event, HostLost, event_line, parse_event
-from orchestrator.engines import agent_words
-from orchestrator.engines.local import LocalEngine
 from orchestrator.links.agent_link import AgentLink
 from orchestrator.supervisor.agent_inputs import AgentInputs
 from orchestrator.supervisor.agent_orders import Attempts
@@ -56,7 +52,6 @@ from worker.wire.messages import (
     TakeStacks,
     TaskOrder,
     ToAgent,
-    decode_order,
     decode_report,
 )
 
@@ -127,11 +122,12 @@ def test_every_message_is_read_as_it_was_written(message: Any) -> None:
 BAD_NUMBERS = (b"NaN", b"1e999", b"-Infinity", b"1" * 40, b"true", b'"1"', b"null", b"1.5", b"-1")
 
 
-@pytest.mark.parametrize("number", BAD_NUMBERS, ids=bytes.decode)
-def test_impossible_number_is_refused(number: bytes) -> None:
-    line = b'{"type": "Started", "task": "worker:0", "pid": %s, "start_ticks": 1, "method": "spawn"}' % number
-    with pytest.raises(BadMessage, match="Started: pid: "):
-        decode_report(line)
+def test_impossible_number_is_refused() -> None:
+    line = b'{"type": "Started", "task": "worker:0", "pid": %s, "start_ticks": 1, "method": "spawn"}'
+    assert decode_report(line % b"7").pid == 7
+    for number in BAD_NUMBERS:
+        with pytest.raises(BadMessage, match="Started: pid: "):
+            decode_report(line % number)
 
 
 def lines(good: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
@@ -144,12 +140,17 @@ def lines(good: st.SearchStrategy[Any]) -> st.SearchStrategy[bytes]:
 # -- from the agent
 
 
+@contextlib.contextmanager
+def linked() -> Iterator[tuple[AgentLink, socket.socket]]:
+    ours, its = socket.socketpair()
+    with ours, its, contextlib.closing(AgentLink(ours)) as link:
+        yield link, its
+
+
 @given(st.lists(lines(reports), max_size=5))
 @fuzzed(40)
 def test_anything_from_an_agent_is_a_message_or_the_end_of_its_link(said: list[bytes]) -> None:
-    ours, its = socket.socketpair()
-    with ours, its, contextlib.ExitStack() as stack:
-        link = stack.enter_context(contextlib.closing(AgentLink(ours)))
+    with linked() as (link, its):
         its.sendall((b"\n".join(said) + b"\n")[:60_000])
         its.shutdown(socket.SHUT_WR)
         is_there = True
@@ -162,12 +163,10 @@ def test_anything_from_an_agent_is_a_message_or_the_end_of_its_link(said: list[b
 @given(st.lists(reports, min_size=1, max_size=4), st.lists(st.integers(1, 400), max_size=5))
 @fuzzed(30)
 def test_messages_arrive_from_any_pieces_of_the_stream(said: list[Any], cuts: list[int]) -> None:
-    ours, its = socket.socketpair()
-    with ours, its, contextlib.ExitStack() as stack:
-        link = stack.enter_context(contextlib.closing(AgentLink(ours)))
+    with linked() as (link, its):
         data = b"".join(map(encode, said))
         found = []
-        for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(data)], strict=True):
+        for begin, end in itertools.pairwise([0, *sorted(cuts), len(data)]):
             its.sendall(data[begin:end])
             found += link.read()[0]
         assert found == [message for message in said if type(message).__name__ != "Begun"]
@@ -250,83 +249,39 @@ def test_supervisor_takes_any_report_or_loses_that_host_only(said: list[bytes], 
 # -- to the agent
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as directory:
-        yield Path(directory)
-
-
-TRUE = TaskOrder("worker:0", ("/bin/true",), {}, "/", "/dev/null", None, False)
+TRUE = encode(TaskOrder("worker:0", ("/bin/true",), {}, "/", "/dev/null", None, False))
 # These orders start no other program, open no file, and need no time.
 safe_orders = st.sampled_from((Signal, TakeStacks, Stop, Plan)).flatmap(messages)
 
 
-class Wild:
-    """A real agent with one task in its care that ignores SIGTERM, and whatever is said to it."""
-
-    def __init__(self, directory: Path, program: str) -> None:
-        with (directory / "agent.log").open("ab") as errors:
-            self.connection = LocalEngine().connect("", agent_words(), errors.fileno())
-        self.stream = self.connection.stream
-        self.heard = b""
-        self.say(encode(run_order("run-1", directory, failure_grace_s=0.05)))
-        argv = (os.path.realpath("/bin/sh"), "-c", program)
-        log = str(directory / "task.log")
-        self.say(encode(dataclasses.replace(TRUE, task="worker:7", argv=argv, log=log)))
-        until(lambda: self.hears(b'"Started"'))
-        said = map(json.loads, self.heard.splitlines())
-        self.task_pid = next(message["pid"] for message in said if message["type"] == "Started")
-
-    def say(self, line: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.stream.sendall(line)
-
-    def hears(self, word: bytes) -> bool:
-        """Whether the agent has said that by now, or has left."""
-        if word in self.heard:
-            return True  # it may have come while another word was listened for
-        if not select.select([self.stream], [], [], 0.05)[0]:
-            return False
-        try:
-            data = self.stream.recv(1 << 16)
-        except ConnectionResetError:
-            return True
-        self.heard += data
-        return not data or word in self.heard
-
-    def close(self) -> None:
-        self.stream.close()
-        assert self.connection.wait(PATIENCE_S), "the agent did not leave"
+def agent_with_task(directory: Path, program: str) -> Driver:
+    """A real agent with a task, which is a shell and ignores SIGTERM."""
+    agent = Driver(directory, failure_grace_s=0.05).__enter__()
+    agent.start("worker:7", [os.path.realpath("/bin/sh"), "-c", f"trap '' TERM; {program}"])
+    agent.pid_of("worker:7")
+    return agent
 
 
-@given(st.lists(lines(safe_orders) | st.just(encode(TRUE)), min_size=1, max_size=6))
+@given(st.lists(lines(safe_orders) | st.just(TRUE), min_size=1, max_size=6))
 @fuzzed(4)
 def test_agent_obeys_or_exits_with_its_tasks(place: Path, said: list[bytes]) -> None:
     """Any input: the agent continues or exits in order, and ends its task, which ignores SIGTERM, in both cases."""
-    agent = Wild(place, "trap '' TERM; sleep 600 & wait")
+    agent = agent_with_task(place, "sleep 600 & wait")
     try:
         for line in said:
-            agent.say(line + b"\n")
+            agent.link.send_line(line + b"\n")
         # It answers unless it has exited: it never hangs.
-        agent.say(encode(Hold(99, 1, "reuse_port")))
-        until(lambda: agent.hears(b'"Held"'))
+        agent.link.send(Hold(99, 1, "reuse_port"))
+        until(lambda: agent.receive() or not agent.open or agent.all_of(Held))
     finally:
         agent.close()
-    until_gone(agent.task_pid)
+    until_gone(agent.pid_of("worker:7"))
 
 
 def test_agent_that_cannot_parse_exits_and_leaves_nothing(place: Path) -> None:
-    agent = Wild(place, "trap '' TERM; setsid sleep 600 & sleep 600")
-    agent.say(b"[1, 2\nand more of it\n")
+    agent = agent_with_task(place, "setsid sleep 600 & sleep 600")
+    agent.link.send_line(b"[1, 2\nand more of it\n")
     # It sends nothing more: the exits are its own doing.
-    until(lambda: agent.hears(b"never said"))
-    assert b'"Exited"' not in agent.heard
+    agent.receive_all()
     agent.close()
-    assert "BadMessage" in (place / "agent.log").read_text()
-
-
-def test_orders_are_read_in_pieces(place: Path) -> None:
-    line = encode(TRUE)
-    assert decode_order(line) == TRUE
-    with pytest.raises(BadMessage):
-        decode_order(line[: len(line) // 2])
+    assert not agent.exits() and "BadMessage" in (place / "agent.log").read_text()

@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import re
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +16,19 @@ import pytest
 from fuzzing import any_bytes, as_json, damaged, fuzzed, torn
 from hypothesis import example, given
 from hypothesis import strategies as st
+from making import (
+    OWN,
+    attempt_planned,
+    cause,
+    event,
+    exited,
+    first_failure,
+    progressed,
+    ready,
+    run_result,
+    started,
+    task_end,
+)
 
 from orchestrator.client.api import Run
 from orchestrator.client.run_rows import run_row
@@ -27,7 +39,6 @@ from orchestrator.core.diagnosis.symptoms import Uncaught
 from orchestrator.core.errors import NewerFormat
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, event_line, parse_event
-from orchestrator.core.state.result import Cause, CauseKind, FirstFailure, RunResult, TaskEnd
 from orchestrator.core.state.state import RunState
 from orchestrator.core.text.clean import safe
 from orchestrator.store.directory import Directory
@@ -36,48 +47,22 @@ from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
 from orchestrator.store.runs.record import RunRecord
 from orchestrator.store.runs.task_files import read_exception
-from worker.wire.facts import ExitFacts
 
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
-TASK = events.PlannedTask(
-    task="worker:0",
-    role="worker",
-    index=0,
-    address="127.0.0.1:1",
-    argv=("true",),
-    cwd="/",
-    env={"A": "1"},
-    log="/x",
-    serves=False,
-)
 EVENTS: list[Event] = [
-    events.AttemptPlanned(at=1, mono=1, attempt=1, tasks=(TASK, replace(TASK, task="worker:1"))),
-    events.TaskStarted(at=1, mono=1, task="worker:0", pid=1, start_ticks=1),
-    events.TaskReady(at=1, mono=2, task="worker:0"),
-    events.TaskProgressed(
-        at=1,
-        mono=3,
-        task="worker:0",
-        progress=events.Progress(
-            phase="training", epoch=1, epochs=2, step=3, steps=4, loss=0.5, metrics={"a": 1}
-        ),
-    ),
-    events.Noticed(at=1, mono=3, text="worker:0: the loss is nan", nan_in="worker:0"),
-    events.SignalRequested(at=1, mono=3, task="worker:0", signal=9, by="user"),
-    events.TaskExited(
-        at=1,
-        mono=4,
-        task="worker:0",
-        exit=ExitFacts(3, None, 4.0, peers={"worker:1": "T"}, over_limit=(5, 4)),
-        order=0,
-        symptom=events.Symptom(kind=events.SymptomKind.OWN, exception="ValueError", lines=("a",)),
-    ),
-    events.DiskFull(at=1, mono=4, task="worker:0", reason="/x: No space left on device"),
-    events.StacksTaken(at=1, mono=4, why="user", stacks={}),
-    events.TaskRestartPlanned(at=1, mono=4, task="worker:0", delay_s=1, text="again"),
-    events.TeardownBegan(at=1, mono=5, reason=events.TeardownReason.FAILURE, grace_s=0.5),
-    events.TeardownEnded(at=1, mono=6, swept=1),
-    events.RunEndedEvent(at=1, mono=7, outcome="failed", exit_code=3),
+    attempt_planned(2, env={"A": "1"}),
+    started(),
+    ready(),
+    progressed(epoch=1, epochs=2, step=3, steps=4, loss=0.5, metrics={"a": 1}),
+    event(events.Noticed, text="worker:0: the loss is nan", nan_in="worker:0"),
+    event(events.SignalRequested, task=0, signal=9, by="user"),
+    exited(0, 3, symptom=OWN, peers={"worker:1": "T"}, over_limit=(5, 4)),
+    event(events.DiskFull, task=0, reason="/x: No space left on device"),
+    event(events.StacksTaken, why="user", stacks={}),
+    event(events.TaskRestartPlanned, task=0, delay_s=1, text="again"),
+    event(events.TeardownBegan, reason=events.TeardownReason.FAILURE, grace_s=0.5),
+    event(events.TeardownEnded, swept=1),
+    event(events.RunEndedEvent, outcome="failed", exit_code=3),
 ]
 RECORD = RunRecord(
     id="job-20260101T000000Z-0000",
@@ -92,31 +77,24 @@ RECORD = RunRecord(
     versions={},
     spec={},
 )
-RESULT = RunResult(
-    run_id=RECORD.id,
-    outcome="failed",
-    exit_code=3,
-    attempts=1,
-    cause=Cause(task="worker:0", kind=CauseKind.EXITED, text="exit 3"),
-    first_failure=FirstFailure(
-        task="worker:0", exit_code=3, signal=None, exception="E", log="/x", advice="a", lines=("l",)
-    ),
-    detection_s=0.1,
-    teardown_s=0.1,
-    took_s=1.0,
-    tasks=(TaskEnd(task="worker:0", state="failed", exit_code=3, signal=None, end="failed"),),
-)
+FAILED = task_end(0, "failed", 3, end="failed")
+FIRST = first_failure(0, 3, exception="E", advice="a", lines=("l",))
+RESULT = run_result("failed", FAILED, run_id=RECORD.id, exit_code=3, cause=cause(0), first_failure=FIRST)
+SAMPLE = {
+    "at": 1.0,
+    "mono": 1.0,
+    "tasks": {"worker:0": {"cpu_percent": 1.0, "memory_bytes": 5}},
+    "attempt": 1,
+    "progress": {"worker:0": {"phase": "training", "step": 3, "loss": 0.5}},
+}
 UNCAUGHT = {"type": "ValueError", "message": "m", "text": "Traceback ...\nValueError: m\n", "at": 1.0}
+# The files of a run. Those that are read once are JSON documents.
+RECORD_JSON, RESULT_JSON = (json.loads(each.model_dump_json()) for each in (RECORD, RESULT))
+WHOLE = b"".join(map(event_line, EVENTS))
 event_documents = st.sampled_from(EVENTS).map(lambda event: json.loads(event_line(event)))
 damaged_events = event_documents.flatmap(damaged).map(as_json)
 torn_events = st.sampled_from(EVENTS).map(event_line).flatmap(torn)
 any_event_line = damaged_events | torn_events | any_bytes | st.sampled_from(EVENTS).map(event_line)
-
-
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as directory:
-        yield Path(directory)
 
 
 @given(any_event_line)
@@ -149,16 +127,19 @@ def test_events_around_the_damage_are_read(place: Path, lines: list[bytes], data
     assert tail.read() == []
 
 
-def a_run(place: Path, record: bytes, happened: bytes, sample: bytes, result: bytes) -> RunView | None:
+def a_run(
+    place: Path,
+    record: bytes = as_json(RECORD_JSON),
+    happened: bytes = WHOLE,
+    sample: bytes = as_json(SAMPLE),
+    result: bytes = b"",
+) -> RunView | None:
     paths = RunPaths(place / "run")
     paths.root.mkdir(exist_ok=True)
-    for path, data in (
-        (paths.record, record),
-        (paths.events, happened),
-        (paths.sample, sample),
-        (paths.result, result),
-    ):
-        path.write_bytes(data)
+    paths.record.write_bytes(record)
+    paths.events.write_bytes(happened)
+    paths.sample.write_bytes(sample)
+    paths.result.write_bytes(result)
     return RunView.open(paths)
 
 
@@ -167,7 +148,7 @@ def is_shown(view: RunView) -> list[str]:
     status = Run(view).status()
     json.dumps(status.model_dump(mode="json"))
     happened = EventTail(view.paths.events).read()
-    messages = (event_message(event, status.run.most_attempts, verbose=True) for event in happened)
+    messages = (event_message(each, status.run.most_attempts, verbose=True) for each in happened)
     lines = [safe(message) for message in messages if message is not None]
     lines += status_lines(status, 100, colour=False)
     lines += run_lines([run_row(view)], 100, colour=False)
@@ -181,40 +162,26 @@ def is_shown(view: RunView) -> list[str]:
     return lines
 
 
-WHOLE = b"".join(map(event_line, EVENTS))
-SAMPLE: dict[str, object] = {
-    "at": 1.0,
-    "mono": 1.0,
-    "tasks": {"worker:0": {"cpu_percent": 1.0, "memory_bytes": 5}},
-}
-SAMPLE |= {"attempt": 1, "progress": {"worker:0": {"phase": "training", "step": 3, "loss": 0.5}}}
-
-
 @given(st.lists(any_event_line, max_size=6), st.integers(0, len(EVENTS)))
 @fuzzed(60)
 def test_any_events_make_a_state_that_can_be_shown(place: Path, lines: list[bytes], kept: int) -> None:
-    happened = b"".join(map(event_line, EVENTS[:kept])) + b"\n".join(lines) + b"\n"
-    view = a_run(place, RECORD.model_dump_json().encode(), happened, as_json(SAMPLE), b"")
+    view = a_run(place, happened=b"".join(map(event_line, EVENTS[:kept])) + b"\n".join(lines) + b"\n")
     assert view is not None
     is_shown(view)
     assert view.state.phase.is_end
 
 
-@given(damaged(json.loads(RECORD.model_dump_json())).map(as_json) | any_bytes)
-@fuzzed(60)
-def test_any_record(place: Path, record: bytes) -> None:
-    view = a_run(place, record, WHOLE, as_json(SAMPLE), b"")
-    if view is not None:
-        is_shown(view)
-
-
-@given(damaged(json.loads(RESULT.model_dump_json())).map(as_json) | any_bytes)
-@fuzzed(60)
-def test_any_result(place: Path, result: bytes) -> None:
-    view = a_run(place, RECORD.model_dump_json().encode(), WHOLE, b"", result)
+@given(
+    damaged(RECORD_JSON).map(as_json) | any_bytes,
+    st.just(b"") | damaged(RESULT_JSON).map(as_json) | any_bytes,
+)
+@fuzzed(120)
+def test_any_record_and_result(place: Path, record: bytes, result: bytes) -> None:
+    for view in (a_run(place, record), a_run(place, result=result)):
+        with contextlib.suppress(NewerFormat):
+            if view is not None:
+                is_shown(view)
     assert view is not None
-    with contextlib.suppress(NewerFormat):
-        is_shown(view)
 
 
 def with_each_number(document: Any, number: object) -> Iterator[Any]:
@@ -229,25 +196,21 @@ def with_each_number(document: Any, number: object) -> Iterator[Any]:
         yield number
 
 
-@pytest.mark.parametrize(
-    "number", [10**400, -(10**400), 10**4000, 1e300, math.inf], ids=lambda x: f"{x!r:.5}"
-)
+@pytest.mark.parametrize("number", [10**400, -(10**4000), 1e300, math.inf], ids=lambda x: f"{x!r:.5}")
 def test_numbers_too_large_to_use_are_not_shown(place: Path, number: float) -> None:
     """Some cannot be converted, others would fill the screen."""
-    record, spec = json.loads(RECORD.model_dump_json()), {"on_failure": "restart", "max_restarts": 1}
-    draws = [(as_json(changed), WHOLE, b"") for changed in with_each_number({**record, "spec": spec}, number)]
+    spec = {"on_failure": "restart", "max_restarts": 1}
+    records = with_each_number({**RECORD_JSON, "spec": spec}, number)
+    draws: list[dict[str, bytes]] = [{"record": as_json(each)} for each in records]
+    draws += [{"result": as_json(each)} for each in with_each_number(RESULT_JSON, number)]
     draws += [
-        (as_json(record), WHOLE, as_json(changed))
-        for changed in with_each_number(json.loads(RESULT.model_dump_json()), number)
+        {"happened": b"".join(map(event_line, EVENTS[:at])) + as_json(changed) + b"\n"}
+        for at, each in enumerate(EVENTS)
+        for changed in with_each_number(json.loads(event_line(each)), number)
     ]
-    draws += [
-        (as_json(record), b"".join(map(event_line, EVENTS[:at])) + as_json(changed) + b"\n", b"")
-        for at, event in enumerate(EVENTS)
-        for changed in with_each_number(json.loads(event_line(event)), number)
-    ]
-    for run, happened, result in draws:
+    for files in draws:
         with contextlib.suppress(NewerFormat):
-            view = a_run(place, run, happened, as_json(SAMPLE), result)
+            view = a_run(place, **files)
             assert view is None or not re.search(r"\d{50}", "\n".join(is_shown(view)))
 
 
@@ -260,8 +223,7 @@ def test_numbers_too_large_to_use_are_not_shown(place: Path, number: float) -> N
 @example(as_json({"tasks": {"worker:0": {"memory_bytes": math.nan, "cpu_percent": "x"}}}))
 @fuzzed(60)
 def test_any_sample(place: Path, sample: bytes) -> None:
-    happened = b"".join(map(event_line, EVENTS[:4]))
-    view = a_run(place, RECORD.model_dump_json().encode(), happened, sample, b"")
+    view = a_run(place, happened=b"".join(map(event_line, EVENTS[:4])), sample=sample)
     assert view is not None
     view.refresh()
     view.state = replace(view.state, phase=RunState().phase)  # as if it were live: only then is a sample read

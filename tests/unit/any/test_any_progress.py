@@ -12,8 +12,7 @@ from fuzzing import DEEP, any_text, as_json, damaged, documents, fuzzed, torn
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.core.progress.counted_lines import read_counted
-from orchestrator.core.progress.keras_lines import MAX_LINE_BYTES, read_line
+from orchestrator.core.progress.keras_lines import MAX_LINE_BYTES
 from orchestrator.core.progress.line_progress import LineProgress
 from orchestrator.core.progress.reported import parse_progress
 from orchestrator.core.state.events import Progress, TaskProgressed, event_line, parse_event
@@ -31,12 +30,7 @@ LINES = [
     " 12%|█▏| 12/100 [00:01<00:09, 9.8it/s, loss=nan]".encode(),
     b"[12:30:01] Epoch 0/5, step 3/20 - loss: 1e-3 - 12 ms/step\n",
     b"\x1b[1m 3/7\x1b[0m",
-    b"\r",
-    b"\x08\x08\x08",
-    b"\n",
-    b"999999999999/999999999999 ",
-    b"/step",
-    b"\xff\xfe",
+    *(b"\r", b"\x08\x08\x08", b"\n", b"999999999999/999999999999 ", b"/step", b"\xff\xfe"),
     b"x" * (MAX_LINE_BYTES + 1),
 ]
 printed = st.lists(
@@ -55,14 +49,6 @@ def is_kept(progress: Progress) -> None:
     assert position(progress) == position(back.progress)
 
 
-@given(printed)
-@fuzzed(60)
-def test_any_line(data: bytes) -> None:
-    for line in data.splitlines():
-        read_line(line)
-        read_counted(line)
-
-
 @given(printed, st.lists(st.integers(0, 400), max_size=6), st.booleans())
 @fuzzed(80)
 def test_any_output_in_any_pieces(data: bytes, cuts: list[int], missed: bool) -> None:
@@ -77,16 +63,8 @@ def test_any_output_in_any_pieces(data: bytes, cuts: list[int], missed: bool) ->
             is_kept(progress)
 
 
-TOLD = {
-    "phase": "training",
-    "epoch": 1,
-    "epochs": 3,
-    "step": 4,
-    "steps": 5,
-    "loss": 0.5,
-    "metrics": {"accuracy": 0.25},
-    "steps_per_s": 2.0,
-}
+TOLD = {"phase": "training", "epoch": 1, "epochs": 3, "step": 4, "steps": 5, "loss": 0.5, "steps_per_s": 2.0}
+TOLD |= {"metrics": {"accuracy": 0.25}}
 NESTED = b'{"a":' * 900 + b"1" + b"}" * 900
 told = (
     (damaged(TOLD) | documents).map(as_json)

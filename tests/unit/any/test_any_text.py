@@ -7,12 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import pytest
 from fuzzing import any_text, documents, fuzzed
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -61,12 +59,9 @@ def test_any_amount_of_memory(text: str) -> None:
         assert parse_size(str(size)) == size
 
 
-refs = st.lists(
-    st.sampled_from(
-        ["worker", "chief", "ps", "evaluator", ":", "0", "1", "999999", " ", "\u0663", "-", "\n"]
-    ),
-    max_size=4,
-).map("".join)
+parts = ["worker", "chief", "ps", "evaluator", ":", "0", "1", "999999", " ", "\u0663", "-", "\n"]
+refs = st.lists(st.sampled_from(parts), max_size=4).map("".join)
+options = st.sampled_from(["task", "exception_file", "stacks_file", "tracer", "fixes", "hooks"])
 
 
 @given(refs | any_text | figures)
@@ -79,11 +74,7 @@ def test_any_name_of_a_task(text: str) -> None:
         assert TaskRef.parse(str(task)) == task
 
 
-@given(
-    st.dictionaries(
-        st.sampled_from(["task", "exception_file", "stacks_file", "tracer", "fixes", "hooks"]), documents
-    )
-)
+@given(st.dictionaries(options, documents))
 @fuzzed(60)
 def test_any_options_of_the_bootstrap(values: dict[str, object]) -> None:
     options = Options(values)
@@ -110,20 +101,9 @@ def test_python_starts_with_any_orch_bootstrap() -> None:
         assert "Traceback" not in done.stderr, text[:30]
 
 
-@pytest.fixture(scope="module")
-def place() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as directory:
-        yield Path(directory)
-
-
-kernel_lines = st.lists(
-    st.tuples(
-        st.sampled_from(["oom_kill", "Pss:", "0::/a/b", "3:memory,cpu:/x", "::", "0::/../.."]),
-        st.sampled_from([" ", ":", "\n", "\t"]),
-        figures,
-    ).map("".join),
-    max_size=4,
-).map("\n".join)
+fields = st.sampled_from(["oom_kill", "Pss:", "0::/a/b", "3:memory,cpu:/x", "::", "0::/../.."])
+kernel_line = st.tuples(fields, st.sampled_from([" ", ":", "\n", "\t"]), figures).map("".join)
+kernel_lines = st.lists(kernel_line, max_size=4).map("\n".join)
 
 
 @given(kernel_lines | any_text)

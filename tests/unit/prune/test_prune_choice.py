@@ -76,19 +76,16 @@ def test_oldest_runs_go_first_and_kept_and_trimmed_ones_never() -> None:
         assert chosen(runs, **terms) == [f"job-{number}" for number in numbers], terms
 
 
-RUNS = st.lists(
-    st.builds(
-        run,
-        st.integers(0, 50),
-        age_s=st.floats(-DAY, 30 * DAY),
-        name=st.sampled_from("ab"),
-        directory=st.sampled_from(["/x", "/y"]),
-        live=st.booleans(),
-        size=st.integers(0, 1000),
-    ),
-    unique_by=lambda each: each.root,
-    max_size=25,
+any_run = st.builds(
+    run,
+    st.integers(0, 50),
+    age_s=st.floats(-DAY, 30 * DAY),
+    name=st.sampled_from("ab"),
+    directory=st.sampled_from(["/x", "/y"]),
+    live=st.booleans(),
+    size=st.integers(0, 1000),
 )
+RUNS = st.lists(any_run, unique_by=lambda each: each.root, max_size=25)
 TERMS = st.builds(
     PruneTerms,
     older_than_s=st.none() | st.floats(0, 30 * DAY),

@@ -27,11 +27,13 @@ def row(option: str, value: object, says: str, **beside: object) -> Refused:
     return Refused(option, value, says, beside)
 
 
-_ONE_DEVICE = "means the one device that everything is put on, which mirrored does not use"
 _SUMMED = "means how the gradients of several workers are summed, which dtensor does not use"
 _SLURM_ENDS = "orch has to learn when"
+_PRIVATE = "a private network exists on one machine only"
 
 _RANGE: dict[str, object] = {"workers": "2..4", "hosts": "a:2,b:2"}
+_WIDE: dict[str, object] = {"workers": "2..4", "hosts": "a:9,b:9", "chief": "separate"}
+_MIRRORED: dict[str, object] = {"strategy": "mirrored"}
 
 REFUSALS = (
     # Numbers of tasks.
@@ -53,19 +55,9 @@ REFUSALS = (
     row("workers", "-1..4", '"-1..4" is not a range'),
     row("workers", "2...4", '"2...4" is not a range'),
     row("workers", "2..9999", "a job has at most 4,000 tasks, not 9,999"),
+    row("workers", "2..4", "2..4: with parameter servers a lost worker restarts", ps=1, hosts="a:9,b:9"),
     row(
-        "workers",
-        "2..4",
-        "2..4: with parameter servers a lost worker restarts alone",
-        ps=1,
-        hosts="a:9,b:9",
-    ),
-    row(
-        "workers",
-        "2..4",
-        "2..4: the mesh batch=4,model=1 is cut for one number of workers; write that",
-        mesh="batch=4",
-        hosts="a:2,b:2",
+        "workers", "2..4", "2..4: the mesh batch=4,model=1 is cut for one number", mesh="batch=4", hosts="a,b"
     ),
     row("workers", "2..4", "mirrored runs as one process", strategy="mirrored", replicas=2),
     row("ps", "-1", "must be at least 0, not -1"),
@@ -112,10 +104,7 @@ REFUSALS = (
     # Failures.
     row("on_failure", "retry", '"retry" is not known; did you mean "restart"?'),
     row(
-        "on_failure",
-        "abort",
-        "abort never starts the run with fewer workers, which --workers 2..4 asks for; leave it out",
-        **_RANGE,
+        "on_failure", "abort", "abort never starts the run with fewer workers, which --workers 2..4", **_RANGE
     ),
     row("max_restarts", "-1", "must be between 0 and"),
     row("stop_on_nan", "perhaps", '"perhaps" is neither true nor false'),
@@ -140,7 +129,7 @@ REFUSALS = (
     row("memory_limit", "2 apples", '"2 apples" is not a size'),
     row("memory_limit", 1.5, "1.5 is not a size"),
     row("network", "vpn", '"vpn" is not known'),
-    row("network", "private", "a private network exists on one machine only", hosts="a"),
+    row("network", "private", _PRIVATE, hosts="a"),
     row("gpus", "0", "there is no GPU 0: this machine has no NVIDIA GPU"),
     row("gpus", "per-task 99", '"per-task 99": a task gets 1 to'),
     row("gpus", 1, '1 may be a name or a number of GPUs; write "1" or "per-task 1"'),
@@ -162,51 +151,27 @@ REFUSALS = (
         )
     ),
     row("workers", "2", "central-storage runs as one process, since ", strategy="central-storage"),
-    row(
-        "replicas",
-        "2",
-        "means logical CPU devices, which a script without --strategy does not use; add --strategy mirrored or",
-    ),
+    row("replicas", "2", "means logical CPU devices, which a script without --strategy does not use; add --"),
     row("replicas", "65", "must be between 1 and 64, not 65", strategy="mirrored"),
     row("replicas", "0", "must be between 1 and 64, not 0", strategy="mirrored"),
     row("device", "CPU:1", '"CPU:1": there is one CPU device, CPU:0', strategy="one-device"),
     row("device", "GPU:0", "there is no GPU:0", strategy="one-device"),
     row("mesh", "batch=2,depth=2", '"batch=2,depth=2" is not a mesh; write batch=2,model=2'),
     row("mesh", "batch=0", '"batch=0": batch must be a whole number from 1 to 1024'),
-    row(
-        "workers",
-        "2",
-        "the mesh batch=3,model=1 has 3 devices, which 2 processes cannot share equally; use --workers 1 or 3",
-        mesh="batch=3",
-    ),
+    row("workers", "2", "the mesh batch=3,model=1 has 3 devices, which 2 processes cannot", mesh="batch=3"),
     row("communication", "nccl", "NCCL sums on GPUs", strategy="multi-worker-mirrored"),
     row("global_batch", "0", "must be between 1 and 2,147,483,647, not 0"),
     row("global_batch", "50", "3 workers cannot share 50 examples equally; write 48 or 51", workers=3),
     row("global_batch", "256", "3 workers cannot share 256 examples equally; write 252 or 264", **_RANGE),
     row("global_batch", "5", "2 workers cannot share 5 examples equally; write 12", **_RANGE),
-    row(
-        "global_batch",
-        "12",
-        "5 workers cannot share 12 examples",
-        workers="2..4",
-        chief="separate",
-        hosts="a:9,b:9",
-    ),
+    row("global_batch", "12", "5 workers cannot share 12 examples", **_WIDE),
     # Options of another strategy.
     row("replicas", "2", "means logical CPU devices, which one-device does not use", strategy="one-device"),
-    row("device", "GPU:0", f"{_ONE_DEVICE}; add --strategy one-device", strategy="mirrored"),
+    row("device", "GPU:0", "means the one device that everything is put on, which mirrored", **_MIRRORED),
     row(
-        "tpu",
-        "mine",
-        "means the name of a TPU, which mirrored does not use; add --strategy tpu",
-        strategy="mirrored",
+        "tpu", "mine", "means the name of a TPU, which mirrored does not use; add --strategy tpu", **_MIRRORED
     ),
-    row(
-        "mesh",
-        "batch=2",
-        "means a DTensor mesh, which mirrored does not use; add --strategy dtensor",
-        strategy="mirrored",
-    ),
+    row("mesh", "batch=2", "means a DTensor mesh, which mirrored does not use; add --strategy", **_MIRRORED),
     row("communication", "ring", f"{_SUMMED}; add --strategy multi-worker-mirrored", strategy="dtensor"),
     # Hosts.
     row("hosts", "a,a", "a is named twice"),
@@ -221,13 +186,7 @@ REFUSALS = (
     row("engine", "rsh", '"rsh" is not known'),
     row("engine", "ssh", "ssh needs hosts: add --hosts a:2,b:2"),
     row("engine", "local", "local runs all tasks on this machine", hosts="a"),
-    row(
-        "network",
-        "private",
-        "a private network exists on one machine only, and tasks on several hosts could not reach each other; "
-        "leave it out, or leave out --engine slurm",
-        engine="slurm",
-    ),
+    row("network", "private", f"{_PRIVATE}, and tasks on several hosts", engine="slurm"),
     row("slurm", "--no-shell", f"--no-shell: {_SLURM_ENDS}", engine="slurm"),
     row("slurm", "-p x --wait", f"--wait: {_SLURM_ENDS}", engine="slurm"),
     row("tensorboard", True, "it reads the event files on this machine", hosts="a"),

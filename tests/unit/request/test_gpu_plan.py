@@ -43,8 +43,9 @@ def split(
     return plan_gpus(tasks(**{WORKER: workers, **(others or {})}), asked, machine(count), users or {})
 
 
-def visible(plan: GpuPlan) -> dict[str, str | None]:
-    return {task: env.get("CUDA_VISIBLE_DEVICES") for task, env in plan.env.items()}
+def visible(plan: GpuPlan) -> str:
+    """The CUDA_VISIBLE_DEVICES of all tasks in their order, "?" where there is none."""
+    return " ".join(env.get("CUDA_VISIBLE_DEVICES", "?") for env in plan.env.values())
 
 
 @given(st.integers(0, 16), st.integers(1, 8), st.sampled_from([None, "auto"]))
@@ -89,74 +90,80 @@ def test_each_task_gets_the_asked_number_or_it_is_refused(each: int, workers: in
     assert len(set(names)) == each * workers
 
 
+MULTI_WORKER = Strategy.MULTI_WORKER_MIRRORED
+NCCL = StrategyChoice(MULTI_WORKER, communication=Communication.NCCL)
+SECOND, CPU = (StrategyChoice(Strategy.ONE_DEVICE, device=device) for device in ("GPU:1", "CPU:0"))
+MESH = StrategyChoice(Strategy.DTENSOR, mesh=Mesh(2, 2))
+REPLICAS = StrategyChoice(Strategy.MIRRORED, replicas=2)
+SHOWN, POOL, HIDDEN = ({"CUDA_VISIBLE_DEVICES": names} for names in ("3,1", "MIG-1-2", ""))
+
+
+def test_gpus_that_tasks_see() -> None:
+    # --gpus, the number of GPUs and of workers, the rest of the request, and what the tasks see.
+    table: list[tuple[str | None, int, int, dict[str, Any], str]] = [
+        (None, 1, 2, {}, "-1 -1"),  # too few are not used unless asked
+        ("none", 2, 2, {}, "-1 -1"),
+        ("none", 0, 1, {}, "-1"),
+        ("0,1", 2, 2, {"strategy": NCCL}, "0 1"),
+        # An index keeps its meaning in the variable of the user, which limits the GPUs.
+        (None, 4, 2, {"users": SHOWN}, "3 1"),
+        (None, 4, 1, {"users": HIDDEN}, "?"),
+        (None, 2, 2, {"set_by_user": frozenset({WORKER})}, "? ?"),
+        # Names of MIG are not checked.
+        ("MIG-1-2,MIG-3-4", 1, 2, {}, "MIG-1-2 MIG-3-4"),
+        (None, 1, 1, {"users": POOL}, "MIG-1-2"),
+        # Only computing roles get GPUs. A chief without parameter servers trains, like the workers.
+        (None, 2, 2, {"others": {CHIEF: 1, PS: 1, EVALUATOR: 1}}, "0 1 -1 -1 -1"),
+        (None, 3, 2, {"others": {CHIEF: 1}}, "0 1 2"),
+        (None, 0, 1, {"others": {PS: 1}}, "? -1"),
+        # Logical CPUs and a CPU device hide the GPUs. The process sees those before its device.
+        (None, 4, 1, {"strategy": REPLICAS}, "-1"),
+        (None, 2, 1, {"strategy": CPU}, "-1"),
+        (None, 2, 1, {"strategy": SECOND}, "0,1"),
+        # A mesh needs a GPU for each device, or none.
+        (None, 4, 2, {"strategy": MESH}, "0,1 2,3"),
+        (None, 3, 2, {"strategy": MESH}, "-1 -1"),
+    ]
+    found = [visible(split(gpus, count, workers, **request)) for gpus, count, workers, request, _ in table]
+    assert found == [seen for *_, seen in table]
+
+
+def test_notes_of_a_split() -> None:
+    too_few = "1 GPU for 2 tasks: none gets one, all train on the CPU; --gpus 0,0 shares it"
+    assert split(None, 1, 2).notes == (too_few,)
+    assert "which need 2 each" in split(None, 3, 2, strategy=MESH).notes[0]
+    useless = split(None, 0, 1, memory="grow").notes
+    assert useless == ("--gpu-memory: no task sees a GPU, so it changes nothing",)
+
+
 def test_gpu_named_twice_is_shared_with_a_notice() -> None:
-    strategy = StrategyChoice(Strategy.MULTI_WORKER_MIRRORED)
-    plan = split("0,0", 1, 2, strategy=strategy)
-    assert visible(plan) == {"worker:0": "0", "worker:1": "0"}
-    assert plan.is_shared
+    plan = split("0,0", 1, 2, strategy=StrategyChoice(MULTI_WORKER))
+    assert visible(plan) == "0 0" and plan.is_shared
     # Without it, the first task would allocate all memory.
     assert all(env["TF_FORCE_GPU_ALLOW_GROWTH"] == "true" for env in plan.env.values())
     assert "GPU 0 is shared by worker:0 and worker:1" in plan.notes[0]
     assert "communication is ring" in plan.notes[1]
-
-
-def test_gpu_under_two_names_is_shared() -> None:
     assert split("0,GPU-0", 1, 2).is_shared
 
 
-def test_nccl_takes_a_gpu_of_its_own_for_each_task() -> None:
-    nccl = StrategyChoice(Strategy.MULTI_WORKER_MIRRORED, communication=Communication.NCCL)
-    assert visible(split("0,1", 2, 2, strategy=nccl)) == {"worker:0": "0", "worker:1": "1"}
-
-
 def test_refused_splits() -> None:
-    shared_strategy, mesh = Strategy.MULTI_WORKER_MIRRORED, StrategyChoice(Strategy.DTENSOR, mesh=Mesh(2, 2))
-    nccl: dict[str, Any] = {"strategy": StrategyChoice(shared_strategy, communication=Communication.NCCL)}
-    shown = {"CUDA_VISIBLE_DEVICES": "3,1"}
-    pool = {"CUDA_VISIBLE_DEVICES": "MIG-1-2"}
-    second = StrategyChoice(Strategy.ONE_DEVICE, device="GPU:1")
     # --gpus, the number of GPUs and of workers, the rest of the request, and what the refusal says.
     table: list[tuple[str | None, int, int, dict[str, Any], str]] = [
         ("0", 0, 1, {}, "this machine has no NVIDIA GPU"),
         ("per-task 1", 0, 1, {}, "this machine has no NVIDIA GPU"),
         ("0", 1, 2, {}, "too few; to share on purpose .* --gpus 0,0"),
         ("0,0,1,1", 2, 2, {}, "worker:0 would see one GPU twice"),
-        ("0,0", 1, 2, nccl, "NCCL refuses two processes on one GPU.*share GPU 0.*ring"),
-        (None, 0, 2, nccl, "NCCL sums on GPUs, and worker:0 has none: .* no NVIDIA GPU"),
-        ("none", 2, 2, nccl, "worker:0 sees none"),
-        ("0,1", 4, 2, {"users": shown}, "GPU 0 is hidden by your CUDA_VISIBLE_DEVICES, which shows 3,1"),
-        ("MIG-9", 1, 1, {"users": pool}, "there is no GPU MIG-9"),
+        ("0,0", 1, 2, {"strategy": NCCL}, "NCCL refuses two processes on one GPU.*share GPU 0.*ring"),
+        (None, 0, 2, {"strategy": NCCL}, "NCCL sums on GPUs, and worker:0 has none: .* no NVIDIA GPU"),
+        ("none", 2, 2, {"strategy": NCCL}, "worker:0 sees none"),
+        ("0,1", 4, 2, {"users": SHOWN}, "GPU 0 is hidden by your CUDA_VISIBLE_DEVICES, which shows 3,1"),
+        ("MIG-9", 1, 1, {"users": POOL}, "there is no GPU MIG-9"),
         ("0,0", 1, 2, {"memory": 10 * GIB}, "2 tasks share GPU 0: .* ask for 8,589,934,592 or less"),
-        ("0", 2, 1, {"strategy": second}, "there is no GPU:1: the process sees 1 GPU"),
-        ("0,1", 4, 2, {"strategy": mesh}, "needs 2 GPUs each, and worker:0 would see 1; name 4"),
+        ("0", 2, 1, {"strategy": SECOND}, "there is no GPU:1: the process sees 1 GPU"),
+        ("0,1", 4, 2, {"strategy": MESH}, "needs 2 GPUs each, and worker:0 would see 1; name 4"),
     ]
-    wrong = []
     for gpus, count, workers, request, says in table:
-        said = refusal(split, gpus, count, workers, **request)
-        if not re.search(says, said):
-            wrong.append((gpus, count, workers, said))
-    assert not wrong, wrong
-
-
-def test_too_few_gpus_are_not_used_unless_asked() -> None:
-    plan = split(None, 1, 2)
-    assert visible(plan) == {"worker:0": "-1", "worker:1": "-1"}
-    assert plan.notes == ("1 GPU for 2 tasks: none gets one, all train on the CPU; --gpus 0,0 shares it",)
-
-
-def test_only_computing_roles_get_gpus() -> None:
-    others = {CHIEF: 1, PS: 1, EVALUATOR: 1}
-    plan = split(None, 2, 2, others=others)
-    assert visible(plan) == {
-        "worker:0": "0",
-        "worker:1": "1",
-        "chief:0": "-1",
-        "ps:0": "-1",
-        "evaluator:0": "-1",
-    }
-    # A chief without parameter servers trains, like the workers.
-    assert visible(split(None, 3, 2, others={CHIEF: 1}))["chief:0"] is not None
-    assert visible(split(None, 0, 1, others={PS: 1})) == {"worker:0": None, "ps:0": "-1"}
+        assert re.search(says, refusal(split, gpus, count, workers, **request)), (gpus, count, workers)
 
 
 def test_role_can_have_its_own_gpus() -> None:
@@ -173,35 +180,7 @@ def test_roles_with_auto_split_the_rest_together() -> None:
     assert plan.shares == {"worker:0": ("0",), "worker:1": ("1",), "evaluator:0": ("2",)}
 
 
-def test_cuda_visible_devices_of_the_user_limits_the_gpus() -> None:
-    shown = {"CUDA_VISIBLE_DEVICES": "3,1"}
-    plan = split(None, 4, 2, users=shown)
-    assert visible(plan) == {"worker:0": "3", "worker:1": "1"}
-    # An index keeps its meaning in the user's variable.
-    assert "CUDA_DEVICE_ORDER" not in plan.env["worker:0"]
-    assert split(None, 4, 2).env["worker:0"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
-    assert not split(None, 4, 2, users={"CUDA_VISIBLE_DEVICES": ""}).shares
-
-
-def test_role_with_its_own_variable_is_not_changed() -> None:
-    plan = split(None, 2, 2, set_by_user=frozenset({WORKER}))
-    assert not plan.shares
-    assert visible(plan) == {"worker:0": None, "worker:1": None}
-
-
-def test_mig_names_are_accepted_unchecked() -> None:
-    plan = split("MIG-1-2,MIG-3-4", 1, 2)
-    assert visible(plan) == {"worker:0": "MIG-1-2", "worker:1": "MIG-3-4"}
-    pool = {"CUDA_VISIBLE_DEVICES": "MIG-1-2"}
-    assert visible(split(None, 1, 1, users=pool)) == {"worker:0": "MIG-1-2"}
-
-
-def test_none_hides_all_gpus() -> None:
-    assert visible(split("none", 2, 2)) == {"worker:0": "-1", "worker:1": "-1"}
-    assert visible(split("none", 0, 1)) == {"worker:0": "-1"}
-
-
-def test_memory_is_set() -> None:
+def test_memory_and_order_are_set() -> None:
     env = split("0,1", 2, 2, memory=4 * GIB).env["worker:0"]
     assert env["ORCH_GPU_MEMORY"] == str(4 * GIB)
     assert "TF_FORCE_GPU_ALLOW_GROWTH" not in env
@@ -209,32 +188,12 @@ def test_memory_is_set() -> None:
     assert (grow["ORCH_GPU_MEMORY"], grow["TF_FORCE_GPU_ALLOW_GROWTH"]) == ("grow", "true")
     kept = split("0,1", 2, 2, memory="grow", users={"TF_FORCE_GPU_ALLOW_GROWTH": "false"}).env["worker:0"]
     assert "TF_FORCE_GPU_ALLOW_GROWTH" not in kept
-    assert split(None, 0, 1, memory="grow").notes == (
-        "--gpu-memory: no task sees a GPU, so it changes nothing",
-    )
-
-
-def test_logical_cpus_hide_the_gpus() -> None:
-    replicas = StrategyChoice(Strategy.MIRRORED, replicas=2)
-    assert visible(split(None, 4, 1, strategy=replicas)) == {"worker:0": "-1"}
+    # The indices of the user's variable are those of CUDA's own order.
+    assert split(None, 4, 2).env["worker:0"]["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert "CUDA_DEVICE_ORDER" not in split(None, 4, 2, users=SHOWN).env["worker:0"]
     with pytest.raises(SettingMisfit, match="compute on the CPU") as refused:
-        split("0,1", 4, 1, strategy=replicas)
+        split("0,1", 4, 1, strategy=REPLICAS)
     assert refused.value.setting == "replicas"
-
-
-def test_device_must_be_visible_to_the_task() -> None:
-    second = StrategyChoice(Strategy.ONE_DEVICE, device="GPU:1")
-    assert visible(split(None, 2, 1, strategy=second)) == {"worker:0": "0,1"}
-    cpu = StrategyChoice(Strategy.ONE_DEVICE, device="CPU:0")
-    assert visible(split(None, 2, 1, strategy=cpu)) == {"worker:0": "-1"}
-
-
-def test_mesh_needs_a_gpu_for_each_device_or_none() -> None:
-    mesh = StrategyChoice(Strategy.DTENSOR, mesh=Mesh(2, 2))
-    assert visible(split(None, 4, 2, strategy=mesh)) == {"worker:0": "0,1", "worker:1": "2,3"}
-    plan = split(None, 3, 2, strategy=mesh)
-    assert visible(plan) == {"worker:0": "-1", "worker:1": "-1"}
-    assert "which need 2 each" in plan.notes[0]
 
 
 def test_gpu_choice_is_read() -> None:
@@ -266,4 +225,4 @@ def test_cuda_list_ends_at_the_first_invalid_name() -> None:
 def test_role_whose_environment_names_gpus_is_not_changed() -> None:
     own = {WORKER: RoleSettings(env={"CUDA_VISIBLE_DEVICES": "1"})}
     spec = changed(JOB, roles={WORKER: 1, CHIEF: 1}, role_settings=own, gpu_inventory=machine(2))
-    assert visible(gpu_plan_of(spec, {})) == {"chief:0": "0,1", "worker:0": None}
+    assert visible(gpu_plan_of(spec, {})) == "? 0,1"

@@ -14,6 +14,7 @@ from spec_making import make_spec
 
 from orchestrator.core.job.choices import Strategy
 from orchestrator.core.job.cpu_budget import Cores
+from orchestrator.core.job.gpus import Gpu, GpuInventory
 from orchestrator.core.job.strategy import StrategyChoice
 from orchestrator.host.checks import refuse_problems
 from orchestrator.host.checks.context import Context
@@ -121,13 +122,11 @@ def test_tasks_that_each_limit_allows(tmp_path: Path) -> None:
         "ports": ({"proc/sys/net/ipv4/ip_local_port_range": "40000\t40004\n"}, 5),
     }
     found = {}
-    for number, (name, (files, _)) in enumerate(table.items()):
+    for number, (name, (files, tasks)) in enumerate(table.items()):
         machine = Machine(tmp_path / str(number))
         machine.write(files)
         found[name] = machine.tightest(serves=name != "ports")
-    assert {name: room.tasks for name, room in found.items()} == {
-        name: tasks for name, (_, tasks) in table.items()
-    }
+        assert found[name].tasks == tasks, name
     assert found["threads of a group"].what == "the limit on threads leaves 350 (about 100 per task)"
     assert found["ports"].what == "the kernel has 5 ports to choose from"
 
@@ -161,13 +160,10 @@ def test_quota_of_cgroups_v1(machine: Machine) -> None:
     assert machine.cores().quota == 1.5
 
 
-def test_invalid_quota_limits_nothing(machine: Machine) -> None:
+def test_invalid_quota_limits_nothing_and_a_mask_does(machine: Machine) -> None:
     for text in ("", "\n", "max", "x y", "100000 0", "-5 100000", "1 2 3"):
         machine.write({"cgroup/cpu.max": text})
         assert machine.cores().quota is None, text
-
-
-def test_mask_of_one_core(machine: Machine) -> None:
     mask = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(mask)})
@@ -196,9 +192,7 @@ class Driver:
         pass
 
     def __init__(self, error: str | None = None, lost: int | None = None) -> None:
-        self.error = error
-        self.lost = lost
-        self.is_open = False
+        self.error, self.lost, self.is_open = error, lost, False
 
     def nvmlInit(self) -> None:
         if self.error:
@@ -227,42 +221,31 @@ class Driver:
         return SimpleNamespace(total=16 * GIB)
 
 
-def test_gpus_are_read_from_the_driver_library(dev: Path) -> None:
+def test_gpus_are_read_from_the_driver_library(dev: Path, tmp_path: Path) -> None:
+    """It is not loaded without devices. A lost GPU is not counted."""
     driver = Driver()
     found = gpu_inventory({}, dev, lambda: driver)
-    assert [(gpu.name, gpu.uuid, gpu.model, gpu.memory_bytes) for gpu in found.gpus] == [
-        ("0", "GPU-0", "Made-up", 16 * GIB),
-        ("1", "GPU-1", "Made-up", 16 * GIB),
-    ]
+    assert found.gpus == tuple(Gpu(str(n), f"GPU-{n}", "Made-up", 16 * GIB) for n in range(2))
     assert not driver.is_open
-
-
-def test_driver_error_is_the_reason_for_no_gpu(dev: Path) -> None:
-    found = gpu_inventory({}, dev, lambda: Driver(error="driver and library versions differ"))
-    assert not found.gpus
-    assert "versions differ" in found.lack
-
-
-def test_lost_gpu_is_not_counted(dev: Path) -> None:
     assert [gpu.name for gpu in gpu_inventory({}, dev, lambda: Driver(lost=0)).gpus] == ["1"]
-
-
-def test_driver_is_not_loaded_without_devices(tmp_path: Path) -> None:
-    assert not gpu_inventory({}, tmp_path, lambda: Driver(error="was asked")).lack.count("was asked")
+    failed = Driver(error="driver and library versions differ")
+    found = gpu_inventory({}, dev, lambda: failed)
+    assert not found.gpus and "versions differ" in found.lack
+    assert "versions differ" not in gpu_inventory({}, tmp_path, lambda: failed).lack
 
 
 def test_nvidia_smi_is_used_without_the_library(dev: Path, tmp_path: Path) -> None:
     program = tmp_path / "nvidia-smi"
-    program.write_text(
-        "#!/bin/sh\necho 'GPU 0: Made-up (UUID: GPU-1)'\necho 'GPU 1: Made-up (UUID: GPU-2)'\n"
-    )
-    program.chmod(0o755)
-    found = gpu_inventory({"PATH": str(tmp_path)}, dev, lambda: None)
+    program.touch(0o755)
+
+    def asked(script: str) -> GpuInventory:
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        return gpu_inventory({"PATH": str(tmp_path)}, dev, lambda: None)
+
+    found = asked("echo 'GPU 0: Made-up (UUID: GPU-1)'; echo 'GPU 1: Made-up (UUID: GPU-2)'")
     assert [(gpu.name, gpu.model) for gpu in found.gpus] == [("0", "Made-up"), ("1", "Made-up")]
-    program.write_text("#!/bin/sh\necho 'no devices were found'\nexit 6\n")
-    assert "no devices were found" in gpu_inventory({"PATH": str(tmp_path)}, dev, lambda: None).lack
-    program.unlink()
-    assert [gpu.name for gpu in gpu_inventory({"PATH": str(tmp_path)}, dev, lambda: None).gpus] == ["0", "1"]
+    assert "no devices were found" in asked("echo 'no devices were found'; exit 6").lack
+    assert [gpu.name for gpu in gpu_inventory({"PATH": ""}, dev, lambda: None).gpus] == ["0", "1"]
 
 
 def refusal(root: Path, tpu: str | None = None, **environ: str) -> str:
@@ -279,12 +262,11 @@ def test_tpu_must_be_named_or_attached(tmp_path: Path) -> None:
     assert "--tpu is `local`" in refusal(tmp_path, "local")
     assert "TPU_NAME is `local`" in refusal(tmp_path, TPU_NAME="local")
     assert refusal(tmp_path, TPU_NAME="")
-    for named in (
-        refusal(tmp_path, "mine"),
-        refusal(tmp_path, TPU_NAME="mine"),
-        refusal(tmp_path, TPU_CONFIG="{}"),
-    ):
-        assert not named
+    assert (
+        not refusal(tmp_path, "mine")
+        + refusal(tmp_path, TPU_NAME="mine")
+        + refusal(tmp_path, TPU_CONFIG="{}")
+    )
 
 
 def test_attached_tpu_is_accepted(tmp_path: Path) -> None:

@@ -39,12 +39,9 @@ def test_workers_are_placed() -> None:
         (2, "a,b,c", spread, "ab"),
         (1, "a", {}, "a"),
     ]
-    wrong = []
     for workers, hosts, changes, expected in table:
         found = letters(make_spec(roles={"worker": workers}, hosts=parse_hosts(hosts), **changes))
-        if found != expected:
-            wrong.append((workers, hosts, changes, found))
-    assert not wrong, wrong
+        assert found == expected, (workers, hosts, changes)
 
 
 def test_roles_are_placed_in_their_order_after_those_with_their_own_hosts() -> None:

@@ -52,10 +52,8 @@ def test_options_give_the_roles(load_here: Load) -> None:
         ({"strategy": "mirrored", "evaluator": True}, {"worker": 1, "evaluator": 1}),
         ({"mesh": "batch=2,model=2", "workers": "4"}, {"worker": 4}),
     ]
-    wrong = [
-        (flags, found) for flags, roles in table if (found := dict(load_here(**flags).spec.roles)) != roles
-    ]
-    assert not wrong, wrong
+    for flags, roles in table:
+        assert dict(load_here(**flags).spec.roles) == roles, flags
 
 
 def test_tables_of_a_file_give_the_roles(load_here: Load) -> None:

@@ -7,24 +7,21 @@ import os
 import re
 import shutil
 import stat
-import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from acting_as import in_child, needs_root
 from damage import ALL_DAMAGES, DAMAGES
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from orch_command import ORCH, Finished, Orch
+from namespaces import change_mounts
+from orch_command import Finished, Orch
 from pages import write_run
 
 from orchestrator.client import api
 from orchestrator.client.view.tables import status_lines
-from orchestrator.core.errors import NewerFormat, RunEnded
+from orchestrator.core.errors import RunEnded
 from orchestrator.store.logs.query import LogQuery, query_lines
-from orchestrator.store.runs import catalog
-from orchestrator.store.runs.event_file import EventTail
 from orchestrator.store.runs.paths import RunPaths
 from orchestrator.store.runs.reader import RunView
 
@@ -139,25 +136,20 @@ def only(run: Path, *kept: str) -> Path:
     return run
 
 
-def state_of(orch: Orch, run: Path) -> str:
-    state = orch("status", run.name, "--json").document["run"]["state"]
-    assert isinstance(state, str)
-    return state
-
-
-def test_run_without_events_and_result_is_lost(orch: Orch) -> None:
-    run = write_run(code=3)
-    for name in ("events.jsonl", "result.json"):
-        (run / name).unlink()
-    assert (state_of(orch, run), orch("wait", run.name).code) == ("lost", 125)
-
-
-def test_outcome_is_read_from_the_result_alone(orch: Orch) -> None:
-    """The lock cannot be probed, and the record that names a machine is missing."""
-    run = only(write_run(code=3), "result.json")
-    (run / "lock").mkdir()
-    assert state_of(orch, run) == "failed"
-    assert (orch("wait", run.name).code, orch("down", run.name).code) == (3, 0)
+def test_state_is_read_from_what_is_left(orch: Orch) -> None:
+    """Without events and result nothing shows the end. With a result alone, it is the outcome; no record names a
+    machine, and the lock cannot be probed."""
+    for files, state, code in (
+        (("run.json", "lock", "logs"), "lost", 125),
+        (("checkpoints",), "lost", 125),
+        (("result.json",), "failed", 3),
+    ):
+        run = only(write_run(code=3), *files)
+        if state == "failed":
+            (run / "lock").mkdir()
+            assert orch("down", run.name).code == 0
+        assert orch("status", run.name, "--json").document["run"]["state"] == state, files
+        assert orch("wait", run.name).code == code, files
 
 
 def test_unknown_machine_is_named_as_unknown(orch: Orch) -> None:
@@ -177,10 +169,6 @@ def test_trimmed_run_without_a_record_is_shown(orch: Orch) -> None:
         assert "has removed its logs" in orch("logs", run.name).err
         assert orch("prune", "--keep", "0", "--all", "--checkpoints").code == 0
         assert not run.exists()
-
-
-def test_directory_with_only_checkpoints_is_a_lost_run(orch: Orch) -> None:
-    assert state_of(orch, only(write_run(code=3), "checkpoints")) == "lost"
 
 
 def test_damaged_result_is_kept_beside_the_new_one(orch: Orch) -> None:
@@ -212,82 +200,16 @@ def test_newer_format_is_refused_in_one_sentence(orch: Orch, subtests: pytest.Su
             shutil.rmtree(run)
 
 
-def test_damage_is_reported(orch: Orch) -> None:
-    run = write_run()
-    assert orch("status", run.name).err == ""
-    (run / "run.json").write_text("{")
-    assert "run.json is damaged" in orch("status", run.name).err
-
-
-_READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
-
-
-def test_read_only_state_directory_is_readable(state_dir: Path) -> None:
+@needs_root
+def test_read_only_state_directory_is_readable(orch: Orch, state_dir: Path) -> None:
     run = write_run(is_lost=True)
+    read_only = f"mount --bind {state_dir} {state_dir}; mount -o remount,ro,bind {state_dir}"
 
-    def read_only(*words: str) -> subprocess.CompletedProcess[str]:
-        inside = ["unshare", "--mount", "sh", "-c", _READ_ONLY, str(state_dir), *words]
-        return subprocess.run(inside, capture_output=True, text=True, check=False)
+    def verbs() -> list[Finished]:
+        change_mounts(read_only)
+        return [orch(verb, run.name) for verb in ("logs", "wait", "down")]
 
-    if read_only("true").returncode:
-        pytest.skip("mounts cannot be made here (needs root)")
-    for words, code in ((("logs", run.name), 0), (("wait", run.name), 125)):
-        done = read_only(str(ORCH), *words)
-        assert done.returncode == code, done.stderr
-        assert "lost" in done.stdout + done.stderr or "a line of" in done.stdout
-    assert read_only(str(ORCH), "down", run.name).returncode == 0
+    logs, wait, down = in_child(verbs)
+    assert (logs.code, "a line of" in logs.out) == (0, True)
+    assert (wait.code, "lost" in wait.err, down.code) == (125, True, 0)
     assert not (run / "result.json").exists()
-
-
-# -- any bytes
-
-_places = st.floats(0, 1, allow_nan=False)
-_garbage = st.binary(max_size=40) | st.sampled_from(
-    [b"\0" * 5000, b"\n", b"null", b'"', b"{", b"1e999", b"-1", b"9" * 500, b'"\\ud800"', b"NaN"]
-)
-# Replace the bytes between two places.
-_changes = st.lists(st.tuples(_places, _places, _garbage), min_size=1, max_size=4)
-_FILES = ("run.json", "events.jsonl", "result.json", "sample.json", "samples.jsonl", "logs/index")
-
-
-def changed(data: bytes, changes: list[tuple[float, float, bytes]]) -> bytes:
-    for begin, end, new in changes:
-        first = int(begin * len(data))
-        data = data[:first] + new + data[max(first, int(end * len(data))) :]
-    return data
-
-
-@pytest.fixture
-def originals() -> list[tuple[Path, dict[str, bytes]]]:
-    runs = [write_run(code=3), write_run(is_lost=True)]
-    return [
-        (run, {name: (run / name).read_bytes() for name in _FILES if (run / name).exists()}) for run in runs
-    ]
-
-
-@settings(
-    max_examples=int(os.environ.get("ORCH_TEST_EXAMPLES", "40")), suppress_health_check=list(HealthCheck)
-)
-@given(damages=st.dictionaries(st.sampled_from(_FILES), _changes, min_size=1, max_size=3))
-def test_reading_never_fails(
-    damages: dict[str, list[tuple[float, float, bytes]]], originals: list[tuple[Path, dict[str, bytes]]]
-) -> None:
-    for run, whole in originals:
-        for name, data in whole.items():
-            (run / name).write_bytes(changed(data, damages.get(name, [])))
-        with suppress(NewerFormat):
-            read_all(run)
-    catalog.survey()
-
-
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
-@given(changes=_changes)
-def test_complete_lines_after_damage_are_read(
-    changes: list[tuple[float, float, bytes]], originals: list[tuple[Path, dict[str, bytes]]], tmp_path: Path
-) -> None:
-    whole = originals[0][1]["events.jsonl"]
-    path = tmp_path / "events.jsonl"
-    path.write_bytes(whole)
-    wanted = EventTail(path).read()
-    path.write_bytes(changed(whole, changes) + b"\n" + whole)
-    assert EventTail(path).read()[-len(wanted) :] == wanted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -124,15 +123,6 @@ def test_name_of_a_run_that_is_continued_may_still_be_held() -> None:
 
 # -- locks
 
-HOLDS = """
-import sys
-from pathlib import Path
-from orchestrator.store.runs.locks import Lock
-lock = Lock.acquire(Path(sys.argv[1]))
-print("held" if lock else "not", flush=True)
-sys.stdin.read()
-"""
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -158,16 +148,6 @@ def test_lock_has_one_holder_and_probes_do_not_see_each_other(path: Path) -> Non
     acquire(path).release()
 
 
-def test_lock_of_a_killed_process_is_free(path: Path) -> None:
-    argv = [sys.executable, "-c", HOLDS, str(path)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
-        assert is_held(path)
-        holder.send_signal(signal.SIGKILL)
-        holder.wait()
-    assert not is_held(path)
-
-
 def test_child_process_does_not_inherit_the_lock(path: Path) -> None:
     """Otherwise a run whose supervisor was killed would look live as long as a grandchild lives."""
     lock = acquire(path)
@@ -176,19 +156,3 @@ def test_child_process_does_not_inherit_the_lock(path: Path) -> None:
         lock.release()
         assert not is_held(path)
         child.kill()
-
-
-def test_lock_file_is_private_and_a_link_is_not_followed(path: Path) -> None:
-    for umask in (0o000, 0o022, 0o077):
-        before = os.umask(umask)
-        try:
-            lock = acquire(path)
-        finally:
-            os.umask(before)
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
-        lock.release()
-        path.unlink()
-    path.symlink_to("elsewhere")
-    with pytest.raises(OSError, match="lock"):
-        Lock.acquire(path)
-    assert not path.with_name("elsewhere").exists()

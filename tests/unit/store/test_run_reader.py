@@ -60,10 +60,8 @@ def test_incomplete_line_waits_for_its_rest(path: Path) -> None:
         assert tail.read() == [READY]
 
 
-def test_damaged_line_does_not_affect_other_lines(path: Path) -> None:
-    for junk in (b"\n", b"{}\n", b"\xff\xfe\n", b'{"type": "from the future"}\n', b"[1\n"):
-        path.write_bytes(event_line(READY) + junk + event_line(READY))
-        assert EventTail(path).read() == [READY, READY], junk
+def test_damaged_line_of_progress_does_not_affect_other_lines(path: Path) -> None:
+    """Other damage: test_any_document.py."""
     line = event_line(step(3))
     for junk in (b"}\n", b'"step":[],"steps":1}}\n'):
         write(path, [step(1), step(2)])
@@ -227,13 +225,6 @@ def test_result_of_a_lost_run_is_125_and_written_once(store: RunStore) -> None:
     assert store.paths.result.stat().st_mtime_ns == before.st_mtime_ns
 
 
-def test_ended_run_keeps_its_outcome(store: RunStore) -> None:
-    store.append(events.RunEndedEvent(at=1, mono=2.0, outcome="failed", exit_code=3))
-    store.close()
-    status = api.status_of(view_of(store.paths))
-    assert (status.run.state, status.run.exit_code) == ("failed", 3)
-
-
 def test_exit_of_another_version_is_taken_from_the_result(store: RunStore) -> None:
     """The event of the exit cannot be read, but the result can."""
     began = view_of(store.paths).record.started_mono
@@ -259,12 +250,6 @@ def test_sample_of_an_ended_run_is_empty(store: RunStore) -> None:
     store.close()
     view.refresh()
     assert view.sample() == {}
-
-
-def test_directory_in_place_of_the_sample_does_not_end_the_run(store: RunStore) -> None:
-    (store.paths.sample / "of a task").mkdir(parents=True)
-    store.write_sample(at=1, mono=1, tasks={})
-    assert store.take_failure() is None
 
 
 def test_progress_of_the_sample_is_newer_than_that_of_the_events(store: RunStore) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from making import run_result
-from run_records import make_run, one_task, view_of
+from run_records import make_run, view_of
 
 from orchestrator.core.diagnosis.symptoms import Uncaught
 from orchestrator.core.errors import UsageError
@@ -32,36 +32,18 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_files_are_private_with_any_umask(umask: int, tmp_path: Path) -> None:
-    before = os.umask(umask)
+def test_run_in_a_log_directory_is_linked_and_private(tmp_path: Path) -> None:
+    """Modes of all files: test_nothing_is_open.py."""
+    before = os.umask(0)
     try:
-        store = make_run(name_lock=lock_name("job"))
-        for event in one_task(1.0):
-            store.append(event)
-        store.write_sample(at=1.0, mono=1.0, tasks={"worker:0": {"cpu_percent": 1.0}})
-        store.write_result(run_result())
-        server = ControlServer(store.directory, "control")
-        root = state_dir()
-        found = {str(path.relative_to(root)): mode_of(path) for path in [root, *root.rglob("*")]}
-        linked = make_run(log_dir=tmp_path / "some/logs")
-        for each in (server, store, linked):
-            each.close()
+        make_run(log_dir=tmp_path / "some/logs").close()
     finally:
         os.umask(before)
-    run = f"runs/{store.paths.run_id}"
-    documents = ("run.json", "events.jsonl", "sample.json", "samples.jsonl", "result.json", "lock")
-    assert {f"{run}/{name}" for name in documents} <= set(found)
-    below = ("logs", "scratch", "checkpoints", "exceptions", "stacks")
-    directories = {".", "runs", "names", run, *(f"{run}/{name}" for name in below)}
-    assert {name for name, mode in found.items() if mode == 0o700} == directories
-    assert {mode for name, mode in found.items() if name not in directories} == {0o600}
+    (link,) = (path for path in runs_dir().iterdir() if path.is_symlink())
+    root = link.readlink()
+    assert (root.parent, root.name) == (tmp_path / "some/logs", link.name)
     # A user who can write to a parent directory can replace the directory.
-    assert mode_of(state_dir().parent) == 0o700
-    # A run in a log directory is linked.
-    assert linked.paths.root.parent == tmp_path / "some/logs"
-    assert (runs_dir() / linked.paths.run_id).readlink() == linked.paths.root
-    assert {mode_of(path) for path in (linked.paths.root, *linked.paths.root.parents[:2])} == {0o700}
+    assert {mode_of(path) for path in (root, *root.parents[:2], state_dir(), state_dir().parent)} == {0o700}
 
 
 def test_existing_directory_keeps_its_mode_and_a_file_is_an_error(tmp_path: Path) -> None:
@@ -160,14 +142,6 @@ def test_remove_scratch_keeps_the_logs() -> None:
     assert view_of(RunPaths(store.paths.root)).record.name == "job"
 
 
-def test_directory_in_place_of_the_control_socket_is_not_removed() -> None:
-    store = make_run()
-    (store.paths.control / "something").mkdir(parents=True)
-    store.close()
-    assert (store.paths.control / "something").exists()
-    assert not is_held(store.paths.lock)
-
-
 def test_closing_twice_does_not_close_another_descriptor() -> None:
     """Other files can have the same descriptor numbers when close() is called a second time."""
     store = make_run()
@@ -249,16 +223,3 @@ def test_exception_is_read_and_its_traceback_is_written(tmp_path: Path) -> None:
     path.write_text(json.dumps(EXCEPTION | {"message": "caf\udce9"}))
     uncaught = exception_in(path)
     assert uncaught is not None and uncaught.line == "ValueError: caf?"
-
-
-def test_other_documents_are_ignored_without_blocking(tmp_path: Path) -> None:
-    path = tmp_path / "worker-0.json"
-    too_long = json.dumps(EXCEPTION | {"text": "x" * (5 << 20)})
-    for text in ("", "{", "[]", '{"type": 1}', '{"type": "A"}', "\udcff", too_long):
-        path.write_bytes(text.encode(errors="surrogateescape"))
-        assert exception_in(path) is None
-    path.write_text(json.dumps(EXCEPTION))
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to(path)
-    for other in (tmp_path / "absent", tmp_path, tmp_path / "pipe", tmp_path / "link"):
-        assert exception_in(other) is None

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from worker.training.data.record_files import DatasetError, find_files, is_record_path, shard_problem
 from worker.training.data.records import Records, first_damage, open_records, read_all, read_description
+from worker.training.options.fields import is_in_files
 from worker.training.process.output import counted, without_startup_messages
 
 DIGITS = Path(__file__).with_name("digits.npz")
@@ -88,7 +89,7 @@ def read_image_shape(name: str, seed: int) -> tuple[tuple[int, int, int], int]:
     """
     if name == "mnist":
         return MNIST_FORM
-    if is_record_path(name):
+    if is_in_files(name):
         form = read_description(find_files(name).description)
         return form.shape, form.classes
     dataset = load_dataset(name, seed)

@@ -8,9 +8,10 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 from forks import ForkedProcess, ForkServer, start_python
@@ -69,164 +70,112 @@ class Task:
 
 @dataclass
 class Cluster:
-    """The workers, worker 0 first, and their checkpoint directory."""
+    """The tasks of a cluster, workers in the order of their index; one that has ended can be started again."""
 
-    tasks: list[Task] = field(default_factory=list)
-    checkpoints: Path = Path()
-    progress: int | None = None
+    directory: Path
+    addresses: dict[str, list[str]]
+    words: Sequence[str]
+    checkpoints: Path
+    env: Mapping[str, str | None]
+    forks: ForkServer
+    by_name: dict[str, Task] = field(default_factory=dict)
+    # What the first task reported, once all have ended.
+    progress: bytes = b""
 
-    def wait(self) -> list[int]:
-        """Return all exit codes."""
-        return [task.wait() for task in self.tasks]
-
-    def read_progress(self) -> bytes:
-        """Return the content of the pipe of `progress_of`, after its writer has ended."""
-        assert self.progress is not None
-        return os.read(self.progress, PROGRESS_BYTES)
+    @property
+    def tasks(self) -> list[Task]:
+        return list(self.by_name.values())
 
     @property
     def outputs(self) -> list[str]:
         return [task.output for task in self.tasks]
 
-    def describe(self) -> str:
-        return "\n".join(f"== {task.name}: {task.process.poll()}\n{task.output}" for task in self.tasks)
+    @property
+    def history(self) -> Any:
+        return json.loads((self.checkpoints / "history.json").read_text())
 
-
-@dataclass(frozen=True)
-class Trained:
-    """The logs and files of a finished training; `progress` is what the chief wrote to its pipe."""
-
-    outputs: list[str]
-    checkpoints: Path
-    event_files: Path
-    scratch: list[list[str]]
-    progress: bytes
-
-
-def names_in(directory: Path) -> list[str]:
-    return sorted(entry.name for entry in directory.iterdir())
-
-
-@contextlib.contextmanager
-def run_workers(
-    directory: Path,
-    workers: int,
-    arguments: Sequence[str] = (),
-    *,
-    program: Sequence[str] = PROGRAM,
-    started: Sequence[int] | None = None,
-    checkpoints: Path | None = None,
-    progress_of: int | None = None,
-    forks: ForkServer | None = None,
-) -> Iterator[Cluster]:
-    """Start `workers` processes of one cluster, or only those in `started`; all are killed at the end.
-
-    `forks` starts them without the import of TensorFlow.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    shared = checkpoints or directory / "checkpoints"
-    cluster = Cluster(checkpoints=shared)
-    with held_ports(workers) as ports, contextlib.ExitStack() as stack:
-        addresses = [f"127.0.0.1:{port}" for port in ports]
-        for index in range(workers) if started is None else started:
-            scratch = directory / f"scratch-{index}"
-            scratch.mkdir(exist_ok=True)
-            env = {
-                **os.environ,
-                "PYTHONPATH": str(ROOT),
-                "TF_CONFIG": json.dumps(
-                    {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-                ),
-                "ORCH_CHECKPOINT_DIR": str(shared),
-                "ORCH_SCRATCH_DIR": str(scratch),
-            }
-            writer: int | None = None
-            if index == progress_of:
-                cluster.progress, writer = os.pipe()
-                fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PROGRESS_BYTES)
-                stack.callback(os.close, cluster.progress)
-                stack.callback(os.close, writer)
-            log = directory / f"worker-{index}.log"
-            log.write_bytes(b"")  # without the lines of an earlier cluster in this directory
-            words = [*program, *arguments]
-            process = (forks.start if forks else start_python)(words, log, env, directory, writer)
-            stack.callback(_end, process)
-            cluster.tasks.append(Task(f"worker:{index}", process, log, scratch))
-        yield cluster
-
-
-class Roles:
-    """The tasks of a cluster with roles, by name; a task that has ended can be started again."""
-
-    def __init__(
-        self,
-        directory: Path,
-        cluster: dict[str, list[str]],
-        arguments: Sequence[str],
-        env: dict[str, str],
-        forks: ForkServer | None,
-    ) -> None:
-        self.checkpoints = directory / "checkpoints"
-        self.tasks: dict[str, Task] = {}
-        self._directory, self._cluster, self._arguments, self._env = directory, cluster, arguments, env
-        self._start = forks.start if forks else start_python
-
-    def start(self, name: str) -> Task:
+    def start(self, name: str, progress: int | None = None) -> Task:
         """Start the task `name` (`ps:1`) on its own address, appending to its log."""
         role, _, index = name.partition(":")
         own = {role: ["127.0.0.1:1"]} if role == "evaluator" else {}
-        config = {"cluster": {**self._cluster, **own}, "task": {"type": role, "index": int(index)}}
-        scratch = self._directory / f"scratch-{role}-{index}"
+        config = {"cluster": {**self.addresses, **own}, "task": {"type": role, "index": int(index)}}
+        scratch = self.directory / f"scratch-{role}-{index}"
         scratch.mkdir(exist_ok=True)
-        log = self._directory / f"{role}-{index}.log"
-        env = {
+        log = self.directory / f"{role}-{index}.log"
+        variables = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "TF_CONFIG": json.dumps(config),
             "ORCH_CHECKPOINT_DIR": str(self.checkpoints),
             "ORCH_SCRATCH_DIR": str(scratch),
-            **self._env,
+            **self.env,
         }
-        process = self._start([*PROGRAM, *self._arguments], log, env, self._directory)
-        self.tasks[name] = Task(name, process, log, scratch)
-        return self.tasks[name]
+        env = {name: value for name, value in variables.items() if value is not None}
+        # The fork server has imported Keras 3.
+        start = start_python if "TF_USE_LEGACY_KERAS" in env else self.forks.start
+        self.by_name[name] = Task(name, start(self.words, log, env, self.directory, progress), log, scratch)
+        return self.by_name[name]
+
+    def wait(self) -> list[int]:
+        """Return all exit codes."""
+        return [task.wait() for task in self.tasks]
 
     def describe(self) -> str:
-        return "\n".join(
-            f"== {name}: {task.process.poll()}\n{task.output}" for name, task in self.tasks.items()
-        )
+        return "\n".join(f"== {task.name}: {task.process.poll()}\n{task.output}" for task in self.tasks)
 
     def end(self) -> None:
-        for task in self.tasks.values():
-            _end(task.process)
+        for task in self.tasks:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(task.process.pid, signal.SIGKILL)
+            task.wait()
 
 
-@contextlib.contextmanager
-def run_roles(
-    directory: Path,
-    roles: dict[str, int],
-    arguments: Sequence[str] = (),
-    env: dict[str, str] | None = None,
-    *,
-    forks: ForkServer | None = None,
-) -> Iterator[Roles]:
-    """Start `roles` (`{"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}`); all are killed at the end."""
-    directory.mkdir(parents=True, exist_ok=True)
-    counts = {role: count for role, count in roles.items() if role != "evaluator"}
-    with held_ports(sum(counts.values())) as ports:
-        free = iter(ports)
-        cluster = {role: [f"127.0.0.1:{next(free)}" for _ in range(count)] for role, count in counts.items()}
-        started = Roles(directory, cluster, arguments, env or {}, forks)
-        try:
-            for role, count in roles.items():
-                for index in range(count):
-                    started.start(f"{role}:{index}")
-            yield started
-        finally:
-            started.end()
+class Clusters:
+    """Starts clusters, each in its own directory below `directory`."""
+
+    def __init__(self, directory: Path, forks: ForkServer) -> None:
+        self.directory, self.forks, self.started = directory, forks, 0
+
+    @contextlib.contextmanager
+    def start(
+        self,
+        roles: int | dict[str, int],
+        words: Sequence[str] = (),
+        *,
+        program: Sequence[str] = PROGRAM,
+        checkpoints: Path | None = None,
+        env: Mapping[str, str | None] | None = None,
+        only: str | None = None,
+    ) -> Iterator[Cluster]:
+        """Start so many workers, or `{"chief": 1, "ps": 1}`, or `only` one task of them; all are killed at the end."""
+        self.started += 1
+        directory = self.directory / f"cluster-{self.started}"
+        directory.mkdir()
+        counts = {"worker": roles} if isinstance(roles, int) else roles
+        listed = {role: count for role, count in counts.items() if role != "evaluator"}
+        names = [f"{role}:{index}" for role, count in counts.items() for index in range(count)]
+        shared = checkpoints or directory / "checkpoints"
+        reader, writer = os.pipe()
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PROGRESS_BYTES)
+        with held_ports(sum(listed.values())) as ports, os.fdopen(reader, "rb") as progress:
+            free = iter(ports)
+            addresses = {role: [f"127.0.0.1:{next(free)}" for _ in range(n)] for role, n in listed.items()}
+            cluster = Cluster(directory, addresses, [*program, *words], shared, env or {}, self.forks)
+            try:
+                with os.fdopen(writer, "wb"):
+                    for name in [only] if only else names:
+                        cluster.start(name, writer if name == names[0] else None)
+                yield cluster
+            finally:
+                cluster.end()
+                cluster.progress = progress.read()
+
+    def train(self, roles: int | dict[str, int], *words: str, code: int = 0, **more: Any) -> Cluster:
+        """Return the cluster after its end, when each task has exited with `code`."""
+        with self.start(roles, words, **more) as cluster:
+            assert set(cluster.wait()) == {code}, cluster.describe()
+        return cluster
 
 
-def _end(process: Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(LONGEST_RUN_S)
+def names_in(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())

@@ -1,26 +1,22 @@
-"""A training of two workers, done once for several test files."""
+"""Clusters of the training program; one training of two workers is done once for several test files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from cluster import TRAINED_EPOCHS, Trained, names_in, run_workers
+from cluster import TRAINED_EPOCHS, Cluster, Clusters
 from forks import ForkServer
 
 
+@pytest.fixture
+def clusters(tmp_path: Path, forks: ForkServer) -> Clusters:
+    return Clusters(tmp_path, forks)
+
+
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory, forks: ForkServer) -> Iterator[Trained]:
-    """Train a short time with two workers; the chief's progress is read at the end."""
+def trained(tmp_path_factory: pytest.TempPathFactory, forks: ForkServer) -> Cluster:
+    """A short training of two workers, with the chief's progress; its event files are in checkpoints/../events."""
     directory = tmp_path_factory.mktemp("trained")
-    event_files = directory / "events"
-    words = ["--epochs", str(TRAINED_EPOCHS), "--tensorboard", str(event_files)]
-    with run_workers(directory, 2, words, progress_of=0, forks=forks) as cluster:
-        assert cluster.wait() == [0, 0], cluster.describe()
-        yield Trained(
-            cluster.outputs,
-            cluster.checkpoints,
-            event_files,
-            [names_in(task.scratch) for task in cluster.tasks],
-            cluster.read_progress(),
-        )
+    words = ["--epochs", str(TRAINED_EPOCHS), "--tensorboard", str(directory / "cluster-1" / "events")]
+    return Clusters(directory, forks).train(2, *words)

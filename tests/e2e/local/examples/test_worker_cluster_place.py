@@ -16,26 +16,37 @@ def config(cluster: object, task: object) -> dict[str, str]:
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
-def test_without_tf_config_there_is_one_worker() -> None:
-    place = read_place({})
-    assert (place.task, place.workers, place.is_chief, place.peers) == ("worker:0", 1, True, ())
+SERVED = {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4", "e:5"]}
+WORKERS = {"worker": ["a:1", "b:2", "c:3"]}
 
 
-def test_worker_zero_is_the_chief() -> None:
-    cluster = {"worker": ["a:1", "b:2", "c:3"]}
-    chief = read_place(config(cluster, {"type": "worker", "index": 0}))
-    last = read_place(config(cluster, {"type": "worker", "index": 2}))
-    assert (chief.is_chief, chief.peers) == (True, ("b:2", "c:3"))
-    assert (last.is_chief, last.rank, last.workers, last.peers) == (False, 2, 3, ("a:1", "b:2"))
+@pytest.mark.parametrize(
+    ("cluster", "role", "index", "place"),
+    [
+        (WORKERS, "worker", 0, Place("worker:0", 0, ("a:1", "b:2", "c:3"))),
+        (WORKERS, "worker", 2, Place("worker:2", 2, ("a:1", "b:2", "c:3"))),
+        # An evaluator need not be listed in its cluster.
+        ({}, "evaluator", 0, Place("evaluator:0", 1)),
+        ({"worker": ["a:1"]}, "evaluator", 0, Place("evaluator:0", 1, ("a:1",))),
+        ({"worker": ["a:1"], "evaluator": ["c:3"]}, "evaluator", 0, Place("evaluator:0", 1, ("a:1",))),
+        *(
+            (SERVED, role, index, Place(f"{role}:{index}", rank, ("a:1", "b:2", "c:3"), ("d:4", "e:5"), True))
+            for rank, (role, index) in enumerate(
+                [("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0), ("ps", 1), ("evaluator", 0)]
+            )
+        ),
+    ],
+)
+def test_place_of_a_task(cluster: dict[str, list[str]], role: str, index: int, place: Place) -> None:
+    assert read_place(config(cluster, {"type": role, "index": index})) == place
 
 
-def test_chief_task_ranks_before_worker_zero() -> None:
-    cluster = {"chief": ["a:1"], "worker": ["b:2", "c:3"]}
-    assert read_place(config(cluster, {"type": "chief", "index": 0})) == Place(
-        "chief:0", 0, ("a:1", "b:2", "c:3"), has_own_chief=True
-    )
-    worker = read_place(config(cluster, {"type": "worker", "index": 0}))
-    assert (worker.rank, worker.is_chief, worker.peers) == (1, False, ("a:1", "c:3"))
+def test_peers_are_the_other_workers_and_the_first_of_them_is_the_chief() -> None:
+    places = [read_place(config(WORKERS, {"type": "worker", "index": index})) for index in range(3)]
+    assert [place.peers for place in places] == [("b:2", "c:3"), ("a:1", "c:3"), ("a:1", "b:2")]
+    assert [place.is_chief for place in places] == [True, False, False]
+    alone = read_place({})
+    assert (alone.task, alone.workers, alone.is_chief, alone.peers) == ("worker:0", 1, True, ())
 
 
 @pytest.mark.parametrize(
@@ -59,39 +70,16 @@ def test_invalid_tf_config_is_an_error(text: str, says: str) -> None:
         read_place({"TF_CONFIG": text})
 
 
-SERVED = {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": ["d:4", "e:5"]}
+def check(cluster: object, role: str, strategy: str) -> None:
+    check_place(read_place(config(cluster, {"type": role, "index": 0})), strategy)
 
 
-@pytest.mark.parametrize(
-    ("role", "index", "rank"),
-    [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2), ("ps", 0, 3), ("ps", 1, 4), ("evaluator", 0, 5)],
-)
-def test_each_role_has_a_rank_and_only_the_chief_is_chief(role: str, index: int, rank: int) -> None:
-    place = read_place(config(SERVED, {"type": role, "index": index}))
-    assert (place.task, place.role, place.rank) == (f"{role}:{index}", role, rank)
-    assert place.is_chief is (role == "chief")
-    assert (place.workers, place.servers) == (3, ("d:4", "e:5"))
-
-
-def test_evaluator_need_not_be_listed_in_its_cluster() -> None:
-    for cluster in ({"worker": ["a:1", "b:2"]}, {"worker": ["a:1", "b:2"], "evaluator": ["c:3"]}, {}):
-        place = read_place(config(cluster, {"type": "evaluator", "index": 0}))
-        assert (place.role, place.is_chief) == ("evaluator", False)
-        check_place(place, "multi-worker-mirrored")
-
-
-def test_evaluator_that_cannot_read_the_checkpoints_is_refused() -> None:
+def test_roles_that_a_strategy_can_use_are_accepted() -> None:
+    for role in ("chief", "worker", "ps", "evaluator"):
+        check(SERVED, role, "parameter-server")
+    check(WORKERS, "evaluator", "multi-worker-mirrored")
     with pytest.raises(ClusterError, match="leave the evaluator out"):
-        check_place(place_in({"worker": ["a:1"]}, "evaluator"), "dtensor")
-
-
-def place_in(cluster: object, role: str) -> Place:
-    return read_place(config(cluster, {"type": role, "index": 0}))
-
-
-@pytest.mark.parametrize("role", ["chief", "worker", "ps", "evaluator"])
-def test_parameter_server_accepts_all_roles(role: str) -> None:
-    check_place(place_in(SERVED, role), "parameter-server")
+        check(WORKERS, "evaluator", "dtensor")
 
 
 @pytest.mark.parametrize(
@@ -101,11 +89,7 @@ def test_parameter_server_accepts_all_roles(role: str) -> None:
         (SERVED, "mirrored", "mirrored takes no parameter servers"),
         ({"worker": ["a:1", "b:2"]}, "parameter-server", "has no parameter server:"),
         ({"worker": ["a:1"], "ps": ["b:2"]}, "parameter-server", "has no chief:"),
-        (
-            {"chief": ["a:1"], "worker": [], "ps": ["b:2"]},
-            "parameter-server",
-            "has no worker besides the chief:",
-        ),
+        ({"chief": ["a:1"], "ps": ["b:2"]}, "parameter-server", "has no worker besides the chief:"),
         ({"worker": ["a:1", "b:2"]}, "one-device", "one-device is one process"),
     ],
 )
@@ -113,9 +97,8 @@ def test_role_that_a_strategy_cannot_use_is_refused(
     cluster: dict[str, list[str]], strategy: str, says: str
 ) -> None:
     for role in cluster:
-        if cluster[role]:
-            with pytest.raises(ClusterError, match=says):
-                check_place(place_in(cluster, role), strategy)
+        with pytest.raises(ClusterError, match=says):
+            check(cluster, role, strategy)
 
 
 json_values = st.recursive(

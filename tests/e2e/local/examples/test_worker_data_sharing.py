@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from worker.training.job import Job
 
 EXAMPLES, BATCH = 53, 8
-SLOW = pytest.mark.slow
+WHERES = ["memory", "files"]
 pytestmark = pytest.mark.timeout(300)
 Numbers = list[list[int]]
 
@@ -42,7 +42,7 @@ def job_of(dataset: Dataset, worker: int, workers: int = 2, replicas: int = 2, *
     from worker.training.job import Job
 
     place = Place(task=f"worker:{worker}", rank=worker, addresses=tuple(f"h:{n}" for n in range(workers)))
-    return Job(Options(global_batch=BATCH, **options), place, dataset, replicas)
+    return Job(Options(**{"global_batch": BATCH, **options}), place, dataset, replicas)
 
 
 def share_of(job: Job, first_step: int = 0, passes: int | None = None, make: Any = None) -> Any:
@@ -74,6 +74,14 @@ def flat(numbers: Numbers) -> list[int]:
     return [number for element in numbers for number in element]
 
 
+def one_pass(dataset: Dataset, workers: int, replicas: int, **options: str) -> Numbers:
+    """Return what each worker reads in a pass."""
+    return [
+        flat(read(share_of(job_of(dataset, worker, workers, replicas, **options), passes=1)))
+        for worker in range(workers)
+    ]
+
+
 WAYS = [
     ("memory", {}),
     ("memory", {"auto_shard": "auto"}),
@@ -90,40 +98,45 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("where", "options"), WAYS)
-@pytest.mark.parametrize(
-    ("workers", "replicas"), [(2, 2), pytest.param(2, 4, marks=SLOW), pytest.param(1, 2, marks=SLOW)]
-)
 def test_each_example_of_a_pass_goes_to_one_worker(
-    where: str, options: dict[str, str], workers: int, replicas: int, data: dict[str, Dataset]
+    where: str, options: dict[str, str], data: dict[str, Dataset]
 ) -> None:
-    seen = [
-        flat(read(share_of(job_of(data[where], worker, workers, replicas, **options), passes=1)))
-        for worker in range(workers)
-    ]
-    assert Counter(number for one in seen for number in one) == Counter(range(EXAMPLES))
-    assert all(seen)
-    if options.get("auto_shard") in ("file", "auto") and where == "files" and workers == 2:
-        assert [len(one) for one in seen] == [
-            32,
-            21,
-        ]  # every second of files with 11, 11, 11, 10, 10 examples
-    elif workers == 2:
+    seen = one_pass(data[where], 2, 2, **options)
+    assert Counter(flat(seen)) == Counter(range(EXAMPLES))
+    if options.get("auto_shard") in ("file", "auto") and where == "files":
+        # Every second of files with 11, 11, 11, 10, 10 examples.
+        assert [len(one) for one in seen] == [32, 21]
+    else:
         assert abs(len(seen[0]) - len(seen[1])) <= BATCH
 
 
-@pytest.mark.parametrize("where", ["memory", "files"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "options"), WAYS)
+@pytest.mark.parametrize(("workers", "replicas"), [(2, 4), (1, 2)])
+def test_each_example_of_a_pass_goes_to_one_worker_of_several_replicas(
+    where: str, options: dict[str, str], workers: int, replicas: int, data: dict[str, Dataset]
+) -> None:
+    seen = one_pass(data[where], workers, replicas, **options)
+    assert all(seen) and Counter(flat(seen)) == Counter(range(EXAMPLES))
+
+
+def test_auto_shards_by_example_with_too_few_files(data: dict[str, Dataset]) -> None:
+    seen = one_pass(data["files"], 6, 6, auto_shard="auto")
+    assert Counter(flat(seen)) == Counter(range(EXAMPLES))
+
+
+@pytest.mark.parametrize("where", WHERES)
 @pytest.mark.parametrize("source", ["dataset", "function"])
 def test_without_sharding_each_worker_reads_all_examples(
     where: str, source: str, data: dict[str, Dataset]
 ) -> None:
-    jobs = [job_of(data[where], worker, auto_shard="off", input=source) for worker in range(2)]
-    seen = [flat(read(share_of(job, passes=1))) for job in jobs]
+    seen = one_pass(data[where], 2, 2, auto_shard="off", input=source)
     assert all(sorted(one) == list(range(EXAMPLES)) for one in seen)
     assert seen[0] != seen[1]
 
 
-@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=SLOW)])
-@pytest.mark.parametrize("where", ["memory", "files"])
+@pytest.mark.parametrize("replicas", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", WHERES)
 def test_input_function_gives_the_same_batches_as_the_data_set(
     where: str, replicas: int, data: dict[str, Dataset]
 ) -> None:
@@ -135,15 +148,12 @@ def test_input_function_gives_the_same_batches_as_the_data_set(
 
 
 SLOW_RESUMES = [
-    pytest.param(*way, marks=SLOW)
-    for way in (
-        ("memory", {"auto_shard": "auto"}),
-        ("memory", {"auto_shard": "off"}),
-        ("files", {"auto_shard": "auto"}),
-        ("files", {"auto_shard": "off"}),
-        ("files", {"input": "function"}),
-        ("files", {"input": "function", "auto_shard": "file"}),
-    )
+    ("memory", {"auto_shard": "auto"}),
+    ("memory", {"auto_shard": "off"}),
+    ("files", {"auto_shard": "auto"}),
+    ("files", {"auto_shard": "off"}),
+    ("files", {"input": "function"}),
+    ("files", {"input": "function", "auto_shard": "file"}),
 ]
 
 
@@ -156,7 +166,7 @@ SLOW_RESUMES = [
         ("files", {}),
         ("files", {"auto_shard": "file"}),
         ("files", {"last_batch": "short"}),
-        *SLOW_RESUMES,
+        *(pytest.param(*way, marks=pytest.mark.slow) for way in SLOW_RESUMES),
     ],
 )
 def test_resumed_worker_continues_with_the_next_batch(
@@ -170,16 +180,15 @@ def test_resumed_worker_continues_with_the_next_batch(
         assert flat(whole[:6]) != flat(whole[7:13])
 
 
-@pytest.mark.parametrize("where", ["memory", "files"])
+@pytest.mark.parametrize("where", WHERES)
 def test_short_last_batch_is_shared_by_all_replicas(where: str, data: dict[str, Dataset]) -> None:
-    shares = [read(share_of(job_of(data[where], worker, last_batch="short")), 14) for worker in range(2)]
-    job = job_of(data[where], 0, last_batch="short")
-    assert job.steps == 7
+    jobs = [job_of(data[where], worker, last_batch="short") for worker in range(2)]
+    shares = [read(share_of(job), 14) for job in jobs]
+    assert jobs[0].steps == 7
     for epoch in (slice(0, 7), slice(7, 14)):
         assert [len(one) for one in shares[0][epoch]] == [4] * 6 + [3]
         assert [len(one) for one in shares[1][epoch]] == [4] * 6 + [2]
-        both = Counter(flat(shares[0][epoch]) + flat(shares[1][epoch]))
-        assert both == Counter(range(EXAMPLES))
+        assert Counter(flat(shares[0][epoch]) + flat(shares[1][epoch])) == Counter(range(EXAMPLES))
     assert shares[0][:7] != shares[0][7:]
 
 
@@ -188,53 +197,36 @@ def test_with_file_sharding_workers_read_their_own_files_in_equal_steps(data: di
     shares = [read(share_of(job), 40) for job in jobs]
     assert [len(share) for share in shares] == [40, 40]
     owned = [set(flat(share)) for share in shares]
-    assert not owned[0] & owned[1]
-    assert [len(numbers) for numbers in owned] == [32, 21]
+    assert not owned[0] & owned[1] and [len(numbers) for numbers in owned] == [32, 21]
     assert jobs[0].steps == jobs[1].steps == EXAMPLES // BATCH
 
 
 @pytest.mark.parametrize("source", ["dataset", "function"])
 def test_examples_from_files_equal_those_in_memory(source: str, data: dict[str, Dataset]) -> None:
-    expected = {
-        image.tobytes(): label
-        for image, label in zip(arrays().train_images, arrays().train_labels, strict=True)
-    }
     from worker.training.replicas import distribution
 
+    memory = data["memory"]
+    examples = zip(memory.train_images, memory.train_labels, strict=True)
+    expected = {image.tobytes(): label for image, label in examples}
     job = job_of(data["files"], 0, input=source)
-    make = distribution.example_maker(job.dataset)
-    for images, labels in share_of(job, make=make).take(20):
+    for images, labels in share_of(job, make=distribution.example_maker(job.dataset)).take(20):
         assert images.shape == (4, 4, 4, 1)
         for image, label in zip(images.numpy(), labels.numpy(), strict=True):
             assert expected[image.tobytes()] == label
 
 
-@pytest.mark.parametrize("where", ["memory", "files"])
-@pytest.mark.parametrize(
-    "options", [{}, {"input": "function"}, {"auto_shard": "auto"}, {"last_batch": "short"}]
-)
-def test_stream_has_infinite_cardinality(
-    where: str, options: dict[str, str], data: dict[str, Dataset]
-) -> None:
+@pytest.mark.parametrize("where", WHERES)
+def test_stream_has_infinite_cardinality(where: str, data: dict[str, Dataset]) -> None:
     """Otherwise the workers check in each step that all have a batch."""
     import tensorflow as tf
 
     from worker.training.replicas import distribution
 
-    job = job_of(data[where], 0, **options)
-    if distribution._uses_function(job):
-        batches = share_of(job)
-    else:
-        batches = distribution.batches_for_fit(job, SimpleNamespace(), 0)
-    assert int(batches.cardinality()) == tf.data.INFINITE_CARDINALITY
-
-
-def test_auto_shards_by_example_with_too_few_files(data: dict[str, Dataset]) -> None:
-    shares = [
-        read(share_of(job_of(data["files"], worker, 6, 6, auto_shard="auto"), passes=1))
-        for worker in range(6)
-    ]
-    assert Counter(number for one in shares for number in flat(one)) == Counter(range(EXAMPLES))
+    for options in ({}, {"input": "function"}, {"auto_shard": "auto"}, {"last_batch": "short"}):
+        job = job_of(data[where], 0, **options)
+        is_function = distribution._uses_function(job)
+        batches = share_of(job) if is_function else distribution.batches_for_fit(job, SimpleNamespace(), 0)
+        assert int(batches.cardinality()) == tf.data.INFINITE_CARDINALITY, options
 
 
 def test_sharding_that_is_not_possible_is_an_error(data: dict[str, Dataset]) -> None:
@@ -248,26 +240,28 @@ def test_sharding_that_is_not_possible_is_an_error(data: dict[str, Dataset]) -> 
         share_of(job_of(data["memory"], 0, 6, 6, last_batch="short"))
     with pytest.raises(UsageError, match="cannot be shared evenly by 3 replicas"):
         share_of(job_of(data["memory"], 0, 3, 3, input="function"))
+    # Two workers of two devices each.
+    with pytest.raises(UsageError, match="cannot be shared evenly by 4 replicas"):
+        share_of(job_of(data["memory"], 0, 2, 4, input="function", global_batch=6))
     with pytest.raises(UsageError, match="take a multiple of 3, or --loop custom"):
         distribution.batches_for_fit(job_of(data["memory"], 0, 1, 3), SimpleNamespace(), 0)
 
 
 @pytest.mark.parametrize(
-    ("times", "workers", "off", "says"),
+    ("times", "off", "says"),
     [
-        ([1, 1, 1], 2, False, "3 distinct examples of 3: each exactly once"),
+        ([1, 1, 1], False, "3 distinct examples of 3: each exactly once"),
         (
             [2, 2, 2],
-            2,
             True,
             "3 distinct examples of 3: each 2 times, once by each worker, as expected of --auto-shard off",
         ),
-        ([2, 2, 2], 2, False, "3 distinct examples of 3: NOT each once, 3 more than once"),
-        ([1, 0, 3], 2, False, "2 distinct examples of 3: NOT each once, 1 never and 1 more than once"),
-        ([2, 0, 2], 2, True, "2 distinct examples of 3: NOT each once, 1 never and 2 more than once"),
+        ([2, 2, 2], False, "3 distinct examples of 3: NOT each once, 3 more than once"),
+        ([1, 0, 3], False, "2 distinct examples of 3: NOT each once, 1 never and 1 more than once"),
+        ([2, 0, 2], True, "2 distinct examples of 3: NOT each once, 1 never and 2 more than once"),
     ],
 )
-def test_coverage_is_described(times: list[int], workers: int, off: bool, says: str) -> None:
+def test_coverage_is_described(times: list[int], off: bool, says: str) -> None:
     from worker.training.replicas.distribution import describe_coverage
 
-    assert describe_coverage(np.array(times), workers, off=off).endswith(says)
+    assert describe_coverage(np.array(times), 2, off=off).endswith(says)

@@ -1,30 +1,39 @@
-"""Data sets: the built-in digits, files that are accepted, and errors for the others."""
+"""Data sets: the built-in digits, arrays and TFRecord files that are accepted, and one error for the others."""
 
 from __future__ import annotations
 
+import json
 import os
-import subprocess
-import sys
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster import LONGEST_RUN_S, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from worker.training.data.datasets import DatasetError, from_arrays, held_out_mask, load_dataset
+from worker.records import main
+from worker.training.data.datasets import (
+    DatasetError,
+    find_damage,
+    from_arrays,
+    held_out_mask,
+    load_dataset,
+    load_into_memory,
+)
+from worker.training.data.record_files import find_files
 
 IMAGES = np.arange(20 * 6 * 6, dtype=np.uint8).reshape(20, 6, 6)
 LABELS = np.arange(20) % 2
+SHARDS = 8
+DIGITS = {"shape": [8, 8, 1], "classes": 10}
 
 
 def test_digits_are_the_1797_of_uci() -> None:
     digits = load_dataset("digits", seed=0)
     assert digits.train_images.shape == (1442, 8, 8, 1)
-    assert digits.test_images.shape == (355, 8, 8, 1)
-    assert digits.classes == 10
     assert digits.headline == "digits: 1442 training and 355 held-out images of 8x8x1, 10 classes"
     assert digits.train_images.dtype == np.float32
     assert (digits.train_images.min(), digits.train_images.max()) == (0.0, 1.0)
@@ -34,44 +43,35 @@ def test_digits_are_the_1797_of_uci() -> None:
 
 
 def test_synthetic_depends_only_on_the_seed() -> None:
-    one, same, other = (
-        load_dataset("synthetic", 1),
-        load_dataset("synthetic", 1),
-        load_dataset("synthetic", 2),
-    )
+    one, same, other = (load_dataset("synthetic", seed) for seed in (1, 1, 2))
     assert np.array_equal(one.train_images, same.train_images)
     assert not np.array_equal(one.train_images, other.train_images)
-    assert one.classes == 10
 
 
 @pytest.mark.parametrize("keys", [("images", "labels"), ("x_train", "y_train")])
 def test_every_fifth_example_of_a_class_is_held_out_without_a_test_part(
     keys: tuple[str, str], tmp_path: Path
 ) -> None:
-    path = tmp_path / "mine.npz"
-    np.savez(path, **dict(zip(keys, (IMAGES, LABELS), strict=True)))
-    dataset = load_dataset(str(path), seed=0)
-    assert dataset.name == "mine.npz"
-    assert (len(dataset.train_labels), len(dataset.test_labels)) == (16, 4)
+    np.savez(tmp_path / "mine.npz", **dict(zip(keys, (IMAGES, LABELS), strict=True)))
+    dataset = load_dataset(f"{tmp_path}/mine.npz", seed=0)
+    assert (dataset.name, len(dataset.train_labels)) == ("mine.npz", 16)
     assert np.bincount(dataset.test_labels).tolist() == [2, 2]
 
 
 def test_test_part_of_a_file_is_held_out(tmp_path: Path) -> None:
-    path = tmp_path / "mine.npz"
-    colours = np.zeros((3, 5, 7, 3), dtype=np.float64)
-    np.savez(path, x_train=colours + 0.5, y_train=[0, 1, 2], x_test=colours[:1], y_test=[4])
-    dataset = load_dataset(str(path), seed=0)
-    assert dataset.train_images.shape == (3, 5, 7, 3)
+    colours = np.full((3, 5, 7, 3), 0.5, dtype=np.float64)
+    parts = {"x_train": colours, "y_train": [0, 1, 2], "x_test": colours[:1], "y_test": [4]}
+    np.savez(tmp_path / "mine.npz", **parts)
+    dataset = load_dataset(f"{tmp_path}/mine.npz", seed=0)
+    assert (dataset.train_images.shape, dataset.train_images.max()) == ((3, 5, 7, 3), 0.5)
     assert (len(dataset.test_labels), dataset.classes) == (1, 5)
-    assert dataset.train_images.max() == 0.5
 
 
 def test_integer_pixels_are_divided_by_the_brightest_of_the_training_part() -> None:
-    dataset = from_arrays(
-        "x", {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:2] // 2, "y_test": LABELS[:2]}
-    )
+    half = IMAGES[:2] // 2
+    dataset = from_arrays("x", {"x_train": IMAGES, "y_train": LABELS, "x_test": half, "y_test": LABELS[:2]})
     assert dataset.train_images.max() == 1.0
-    assert dataset.test_images.max() == np.float32((IMAGES[:2] // 2).max()) / np.float32(IMAGES.max())
+    assert dataset.test_images.max() == np.float32(half.max()) / np.float32(IMAGES.max())
 
 
 @pytest.mark.parametrize(
@@ -82,10 +82,7 @@ def test_integer_pixels_are_divided_by_the_brightest_of_the_training_part() -> N
         ({"images": IMAGES, "labels": LABELS[:3]}, "20 images but 3 labels"),
         ({"images": IMAGES[0], "labels": LABELS}, r"images must be \(n, height, width\)"),
         ({"images": IMAGES.astype(str), "labels": LABELS}, "images must be integers or floats"),
-        (
-            {"images": IMAGES, "labels": LABELS / 2},
-            r"labels must be \(n,\) integers, not \(20,\) of float64",
-        ),
+        ({"images": IMAGES, "labels": LABELS / 2}, r"must be \(n,\) integers, not \(20,\) of float64"),
         ({"images": IMAGES, "labels": LABELS[:, None]}, r"labels must be \(n,\) integers"),
         ({"images": IMAGES, "labels": LABELS - 1}, "labels must be from 0 to 9999, not -1 to 0"),
         ({"images": IMAGES, "labels": LABELS + 10_000}, "labels must be from"),
@@ -107,10 +104,9 @@ def test_arrays_that_cannot_be_trained_on_are_refused(arrays: dict[str, np.ndarr
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"\x93NUMPY"])
 def test_files_that_are_not_archives_are_refused(content: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "torn.npz"
-    path.write_bytes(content)
+    (tmp_path / "torn.npz").write_bytes(content)
     with pytest.raises(DatasetError, match=r"cannot be read as a \.npz file"):
-        load_dataset(str(path), seed=0)
+        load_dataset(f"{tmp_path}/torn.npz", seed=0)
 
 
 class Pickled:
@@ -158,26 +154,119 @@ def test_fifth_of_each_class_is_held_out(labels: np.ndarray) -> None:
         assert held_out[labels == label].sum() == (labels == label).sum() // 5
 
 
-@pytest.mark.timeout(600)
-def test_mnist_without_network_is_an_error_with_a_hint(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-P", "-m", "worker", "--dataset", "mnist"],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "KERAS_HOME": str(tmp_path),
-            "https_proxy": "http://127.0.0.1:9",
-            "HTTPS_PROXY": "http://127.0.0.1:9",
-            "no_proxy": "",
-            "NO_PROXY": "",
-        },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_RUN_S,
-        check=False,
-    )
-    assert process.returncode == 2
-    (line,) = [line for line in process.stderr.splitlines() if line.startswith("worker: error:")]
-    assert "MNIST cannot be downloaded" in line
-    assert "--dataset digits" in line
+# -- TFRecord files
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits in 8 shards."""
+    directory = tmp_path_factory.mktemp("records") / "digits"
+    assert main(["digits", str(directory), "--shards", str(SHARDS)]) == 0
+    return directory
+
+
+@pytest.fixture
+def copy(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / "copy"))
+
+
+def test_written_files_hold_the_data_set(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory named digits is written ./digits."""
+    monkeypatch.chdir(written.parent)
+    digits, read = load_dataset("digits", 0), load_dataset("./digits", 0)
+    assert digits.records is None and read.records is not None
+    assert (read.examples, len(read.records.files), len(read.train_images)) == (1442, SHARDS, 0)
+    assert np.array_equal(read.test_images, digits.test_images)
+    assert np.array_equal(read.test_labels, digits.test_labels)
+    whole = load_into_memory(read)
+    # Example i is in shard i mod N.
+    order = np.concatenate([np.arange(1442)[shard::SHARDS] for shard in range(SHARDS)])
+    assert np.array_equal(whole.train_images, digits.train_images[order])
+    assert np.array_equal(whole.train_labels, digits.train_labels[order])
+    assert (whole.examples, whole.image_shape, whole.classes) == (1442, (8, 8, 1), 10)
+    assert find_damage(read) is None and find_damage(digits) is None
+
+
+def test_float_pixels_are_not_changed(tmp_path: Path) -> None:
+    images = np.random.RandomState(0).normal(size=(20, 5, 6, 3)).astype(np.float32)
+    labels = np.arange(20) % 2
+    np.savez(tmp_path / "mine.npz", x_train=images, y_train=labels, x_test=images[:3], y_test=labels[:3])
+    assert main([str(tmp_path / "mine.npz"), str(tmp_path / "out"), "--shards=3"]) == 0
+    read = load_into_memory(load_dataset(str(tmp_path / "out"), 0))
+    assert np.array_equal(np.sort(read.train_images, axis=0), np.sort(images, axis=0))
+    assert np.array_equal(read.test_images, images[:3])
+
+
+def test_pattern_selects_some_of_the_shards(written: Path) -> None:
+    found = find_files(f"{written}/train-0000[0-2]*.tfrecord")
+    assert [path.name[:11] for path in found.training] == ["train-00000", "train-00001", "train-00002"]
+    assert [path.name[:4] for path in found.held_out] == ["test"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("digits {here}", "is not an empty directory"),
+        ("digits {here}/new --shards=1443", "more than the 1442 examples"),
+        ("digits {here}/new --shards=0", "is not a whole number from 1"),
+        ("{here} {here}/new", "is not a data set; write digits"),
+    ],
+)
+def test_wrong_arguments_of_records_are_refused(
+    arguments: str, says: str, written: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(written.iterdir())
+    with pytest.raises(SystemExit) as stop:
+        main(arguments.format(here=written).split())
+    assert stop.value.code == 2
+    assert says in capsys.readouterr().err
+    assert sorted(written.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        (lambda content: content[:-7], "it ends within record 180"),
+        (lambda content: b"\x1f\x8b not a record file, but long enough", "is not a TFRecord file"),
+    ],
+)
+def test_incomplete_file_is_named_when_the_data_set_is_loaded(
+    harm: Callable[[bytes], bytes], says: str, copy: Path
+) -> None:
+    bad = copy / "train-00005-of-00008.tfrecord"
+    bad.write_bytes(harm(bad.read_bytes()))
+    with pytest.raises(DatasetError, match=f"{bad} .*{says}"):
+        load_dataset(str(copy), 0)
+
+
+def test_damaged_record_is_found(copy: Path) -> None:
+    bad = copy / "train-00005-of-00008.tfrecord"
+    content = bytearray(bad.read_bytes())
+    content[9000] ^= 1
+    bad.write_bytes(content)
+    dataset = load_dataset(str(copy), 0)
+    assert f"{bad} is damaged after record 79" in (find_damage(dataset) or "")
+    with pytest.raises(DatasetError, match="damaged after record 79"):
+        load_into_memory(dataset)
+
+
+@pytest.mark.parametrize(
+    ("description", "says"),
+    [
+        ({"classes": 10}, "cannot be understood .'shape'"),
+        ({**DIGITS, "shape": [8, 8]}, "shape must be"),
+        ({**DIGITS, "classes": "ten"}, "classes an integer"),
+        ({**DIGITS, "shape": [8, 8, 3]}, "record 1: an image of 64 bytes, where"),
+        ({**DIGITS, "classes": 9}, "label 9 is not within 0 and 8"),
+        ({**DIGITS, "image": "pixels"}, "record 1: has no bytes named 'pixels'"),
+        ({**DIGITS, "label": "digit"}, "has no integer named 'digit'"),
+        ({**DIGITS, "pixels": "int4"}, "pixels must be one of uint8, float32"),
+        ({**DIGITS, "brightest": 0}, "brightest must be"),
+        ({**DIGITS, "colour": True}, "cannot be understood"),
+        ([], "cannot be understood"),
+    ],
+)
+def test_description_that_does_not_fit_is_an_error(description: object, says: str, copy: Path) -> None:
+    (copy / "dataset.json").write_text(json.dumps(description))
+    with pytest.raises(DatasetError, match=says):
+        load_dataset(str(copy), 0)

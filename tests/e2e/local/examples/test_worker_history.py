@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster import names_in
@@ -23,19 +23,17 @@ def make_history(directory: Path, done: int = 0) -> History:
     from worker.training.job import Job
     from worker.training.results.watchers import History
 
-    return History(
-        Job(Options(checkpoint_dir=directory, steps_per_epoch=5), Place(), load_dataset("digits", 0)), done
-    )
+    options = Options(checkpoint_dir=directory, steps_per_epoch=5)
+    return History(Job(options, Place(), load_dataset("digits", 0)), done)
 
 
-def written(directory: Path) -> dict[str, list[dict[str, object]]]:
-    def refused(word: str) -> None:
-        raise AssertionError(f"{word} is not JSON")
+def written(directory: Path) -> Any:
+    text = (directory / "history.json").read_text()
+    return json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
-    document: dict[str, list[dict[str, object]]] = json.loads(
-        (directory / "history.json").read_text(), parse_constant=refused
-    )
-    return document
+
+def epochs_in(directory: Path) -> list[int]:
+    return [one["epoch"] for one in written(directory)["epochs"]]
 
 
 def train_epochs(history: History, first: int, last: int) -> None:
@@ -50,11 +48,9 @@ def test_resumed_history_continues_from_the_checkpoint(
 ) -> None:
     from worker.training.results.evaluation import Evaluation
 
-    runs = [tmp_path / "run-1", tmp_path / "run-2"]
-    for directory in runs:
+    *runs, checkpoints = (tmp_path / name for name in ("run-1", "run-2", "checkpoints"))
+    for directory in (*runs, checkpoints):
         directory.mkdir()
-    checkpoints = tmp_path / "checkpoints"
-    checkpoints.mkdir()
     monkeypatch.setenv("ORCH_RUN_DIR", str(runs[0]))
     train_epochs(make_history(checkpoints), 1, 4)
     monkeypatch.setenv("ORCH_RUN_DIR", str(runs[1]))
@@ -62,11 +58,10 @@ def test_resumed_history_continues_from_the_checkpoint(
     resumed = make_history(checkpoints, done=3)
     train_epochs(resumed, 4, 5)
     resumed.evaluated(Evaluation(loss=0.1, accuracy=0.9, examples=355))
-    history = written(checkpoints)
-    assert [one["epoch"] for one in history["epochs"]] == [1, 2, 3, 4, 5]
-    assert history["held_out"] == {"loss": 0.1, "accuracy": 0.9, "examples": 355}
-    assert written(runs[1]) == history
-    assert len(written(runs[0])["epochs"]) == 4
+    assert epochs_in(checkpoints) == [1, 2, 3, 4, 5]
+    assert written(checkpoints)["held_out"] == {"loss": 0.1, "accuracy": 0.9, "examples": 355}
+    assert written(runs[1]) == written(checkpoints)
+    assert epochs_in(runs[0]) == [1, 2, 3, 4]
     assert names_in(runs[1]) == ["history.json"]
 
 
@@ -74,7 +69,7 @@ def test_resumed_history_continues_from_the_checkpoint(
 def test_file_that_is_not_a_history_is_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "history.json").write_text(text)
     train_epochs(make_history(tmp_path, done=2), 3, 3)
-    assert [one["epoch"] for one in written(tmp_path)["epochs"]] == [3]
+    assert epochs_in(tmp_path) == [3]
 
 
 def test_epoch_has_all_its_steps_if_the_loop_does_not_report_them(tmp_path: Path) -> None:
@@ -109,11 +104,8 @@ def test_loss_that_is_nan_is_null(tmp_path: Path) -> None:
     history.epoch_ended(1, {"loss": float("nan"), "accuracy": 0.1})
     history.evaluated(Evaluation(float("inf"), 0.1, 355))
     document = written(tmp_path)
-    assert document["epochs"][0]["loss"] is None
-    assert document["epochs"][0]["accuracy"] == 0.1
+    assert (document["epochs"][0]["loss"], document["epochs"][0]["accuracy"]) == (None, 0.1)
     assert document["held_out"] == {"loss": None, "accuracy": 0.1, "examples": 355}
     # The file can be extended.
-    again = make_history(tmp_path, done=1)
-    again.epoch_began(2)
-    again.epoch_ended(2, {"loss": 1.0})
-    assert [epoch["epoch"] for epoch in written(tmp_path)["epochs"]] == [1, 2]
+    train_epochs(make_history(tmp_path, done=1), 2, 2)
+    assert epochs_in(tmp_path) == [1, 2]

@@ -6,10 +6,9 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cluster import LONGEST_RUN_S, ROOT, Cluster, run_workers
+from cluster import LONGEST_RUN_S, ROOT, Cluster, Clusters
 from forks import ForkServer
 
 from worker.training.weights import weight_table
@@ -18,19 +17,6 @@ MESH = ("--strategy=dtensor", "--mesh=batch=2,model=2")
 SHORT = ("--global-batch=32", "--export=none")
 # Relative difference. Sums are in another order; measured: 5e-7 after three epochs.
 TOLERANCE = 1e-5
-
-
-def history(checkpoints: Path) -> list[dict[str, Any]]:
-    epochs: list[dict[str, Any]] = json.loads((checkpoints / "history.json").read_text())["epochs"]
-    return epochs
-
-
-def losses(checkpoints: Path) -> list[float]:
-    return [float(epoch["loss"]) for epoch in history(checkpoints)]
-
-
-def assert_succeeded(cluster: Cluster) -> None:
-    assert cluster.wait() == [0] * len(cluster.tasks), cluster.describe()
 
 
 def assert_exported(checkpoints: Path, name: str) -> None:
@@ -64,22 +50,20 @@ def test_steps_equal_those_of_the_keras_model(tmp_path: Path, forks: ForkServer)
     assert probed["shapes"] == [list(weight.shape) for weight in weight_table((12, 9, 3), 7, 2)]
 
 
+def losses(cluster: Cluster) -> list[float]:
+    return [float(epoch["loss"]) for epoch in cluster.history["epochs"]]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_processes_have_the_losses_of_one_device(tmp_path: Path) -> None:
+def test_two_processes_have_the_losses_of_one_device(clusters: Clusters) -> None:
     asked = ("--epochs=3", "--global-batch=32")
-    with run_workers(tmp_path / "mesh", 2, [*MESH, *asked]) as meshed:
-        assert_succeeded(meshed)
-    with run_workers(tmp_path / "one", 1, ["--strategy=one-device", *asked, "--export=none"]) as alone:
-        assert_succeeded(alone)
-    assert len(losses(meshed.checkpoints)) == 3
-    assert losses(meshed.checkpoints) == pytest.approx(losses(alone.checkpoints), rel=TOLERANCE)
-    held_out = [
-        line
-        for output in (*meshed.outputs, *alone.outputs)
-        for line in output.splitlines()
-        if "held-out acc" in line
-    ]
+    meshed = clusters.train(2, *MESH, *asked)
+    alone = clusters.train(1, "--strategy=one-device", *asked, "--export=none")
+    assert len(losses(meshed)) == 3
+    assert losses(meshed) == pytest.approx(losses(alone), rel=TOLERANCE)
+    outputs = [*meshed.outputs, *alone.outputs]
+    held_out = [line for output in outputs for line in output.splitlines() if "held-out acc" in line]
     assert len(held_out) == 3 and len(set(held_out)) == 1, held_out
     assert "mesh batch=2 x model=2 over 2 processes, global batch 32" in meshed.outputs[0]
     # Each part of a weight that is cut along the model axis is in its own file; the export has the whole weights.
@@ -91,46 +75,39 @@ def test_two_processes_have_the_losses_of_one_device(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_training_resumes_on_another_mesh(tmp_path: Path) -> None:
+def test_training_resumes_on_another_mesh(clusters: Clusters, tmp_path: Path) -> None:
     shared = tmp_path / "checkpoints"
-    with run_workers(tmp_path / "first", 2, [*MESH, *SHORT, "--epochs=1"], checkpoints=shared) as first:
-        assert_succeeded(first)
+    clusters.train(2, *MESH, *SHORT, "--epochs=1", checkpoints=shared)
     half_written = shared / ".checkpoint.4711"
     half_written.touch()
     wide = ("--strategy=dtensor", "--mesh=model=4", *SHORT, "--epochs=2", "--batch-size=16")
-    with run_workers(tmp_path / "second", 1, wide, checkpoints=shared) as second:
-        assert_succeeded(second)
-    assert "resumed at epoch 2" in second.outputs[0]
+    resumed = clusters.train(1, *wide, checkpoints=shared)
+    assert "resumed at epoch 2" in resumed.outputs[0]
     assert not half_written.exists()
-    with run_workers(tmp_path / "whole", 1, wide) as whole:
-        assert_succeeded(whole)
-    assert losses(shared) == pytest.approx(losses(whole.checkpoints), rel=TOLERANCE)
-    with run_workers(tmp_path / "other", 1, [*wide, "--width=2"], checkpoints=shared) as other:
-        assert other.wait() == [2]
-    assert f"{shared}/ckpt-2 does not fit this model (weight 4 is [256, 64] there" in other.outputs[0]
+    assert losses(resumed) == pytest.approx(losses(clusters.train(1, *wide)), rel=TOLERANCE)
+    (output,) = clusters.train(1, *wide, "--width=2", checkpoints=shared, code=2).outputs
+    assert f"{shared}/ckpt-2 does not fit this model (weight 4 is [256, 64] there" in output
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_model_over_the_budget_trains_only_on_a_mesh(tmp_path: Path) -> None:
+def test_model_over_the_budget_trains_only_on_a_mesh(clusters: Clusters) -> None:
     large = ("--width=64", "--device-memory=8MB", "--epochs=1", "--steps-per-epoch=3", *SHORT)
-    with run_workers(tmp_path / "whole", 1, ["--strategy=one-device", *large]) as whole:
-        assert whole.wait() == [2]
-    assert "take 17.8 MB a device; --device-memory is 8.0 MB" in whole.outputs[0]
-    assert "--mesh model=4 takes 4.7 MB" in whole.outputs[0]
-    with run_workers(tmp_path / "cut", 1, ["--strategy=dtensor", "--mesh=model=4", *large]) as cut:
-        assert_succeeded(cut)
+    (output,) = clusters.train(1, "--strategy=one-device", *large, code=2).outputs
+    assert "take 17.8 MB a device; --device-memory is 8.0 MB" in output
+    assert "--mesh model=4 takes 4.7 MB" in output
+    cut = clusters.train(1, "--strategy=dtensor", "--mesh=model=4", *large)
     assert "epoch 1/1: loss" in cut.outputs[0]
     assert (cut.checkpoints / "ckpt-1.index").is_file()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)], ids=["term", "kill"]
-)
-def test_all_processes_end_if_one_of_the_mesh_ends(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    with run_workers(tmp_path, 2, [*MESH, *SHORT, "--epochs=10000"]) as cluster:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)])
+def test_all_processes_end_if_one_of_the_mesh_ends(
+    clusters: Clusters, number: signal.Signals, code: int
+) -> None:
+    with clusters.start(2, [*MESH, *SHORT, "--epochs=10000"]) as cluster:
         cluster.tasks[0].wait_for_line("epoch 1/")
         cluster.tasks[1].signal(number)
         assert cluster.tasks[1].wait() == code

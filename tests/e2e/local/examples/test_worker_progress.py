@@ -1,15 +1,21 @@
-"""The progress channel: content and rate of the lines, and that it never blocks."""
+"""Progress: content and rate of the task's lines, that they never block, and how the agent merges them."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.agent.progress import ProgressInbox
+from worker.agent.tasks import TaskProcess
 from worker.training.process.progress import AWAITED_VARIABLE, LONGEST_LINE, VARIABLE, ProgressChannel, encode
 
 
@@ -18,10 +24,8 @@ def pipe() -> Iterator[tuple[int, int]]:
     reader, writer = os.pipe()
     yield reader, writer
     for fd in (reader, writer):
-        try:
+        with contextlib.suppress(OSError):
             os.close(fd)
-        except OSError:
-            pass
 
 
 def received(reader: int) -> list[dict[str, object]]:
@@ -103,13 +107,6 @@ def test_without_a_usable_descriptor_nothing_happens(text: str, monkeypatch: pyt
     ProgressChannel.from_environment().phase("training", epoch=1)
 
 
-def test_the_environment_names_the_descriptor(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = pipe
-    monkeypatch.setenv(VARIABLE, str(writer))
-    ProgressChannel.from_environment().phase("waiting")
-    assert received(reader) == [{"phase": "waiting"}]
-
-
 def test_nan_loss_is_named_and_other_values_that_are_not_finite_become_null() -> None:
     line = encode(
         {"phase": "training", "loss": float("nan"), "metrics": {"accuracy": float("inf"), "auc": 0.5}}
@@ -130,3 +127,76 @@ def test_every_line_is_one_short_line_of_strict_json(
     assert line.count(b"\n") == 1
     parsed = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert parsed["phase"] == "training"
+
+
+# -- the agent's inbox
+
+# Seconds on the inbox's clock; the tests do not wait.
+NOW = 100.0
+
+
+class TaskPipe:
+    """A task's pipe, and the inbox that reads it."""
+
+    def __init__(self) -> None:
+        reader, self.writer = os.pipe2(os.O_NONBLOCK)
+        self.poller = select.epoll()
+        self.inbox = ProgressInbox(self.poller)
+        task = SimpleNamespace(name="worker:0", progress_fd=reader, progress_rest=b"", ask_again=lambda: None)
+        self.task = cast(TaskProcess, task)
+        self.inbox.add(self.task)
+
+    def send(self, **progress: object) -> None:
+        os.write(self.writer, json.dumps(progress).encode() + b"\n")
+        self.inbox.serve(self.task.progress_fd)
+
+    def take(self, now: float) -> dict[str, Any]:
+        return {name: json.loads(text) for name, text in self.inbox.take(now).items()}
+
+
+@pytest.fixture
+def inbox() -> Iterator[TaskPipe]:
+    made = TaskPipe()
+    yield made
+    os.close(made.writer)
+    made.inbox.remove(made.task)
+    made.poller.close()
+
+
+def test_progress_soon_after_the_last_is_merged_and_sent_later(inbox: TaskPipe) -> None:
+    inbox.send(step=1, loss=0.5)
+    assert inbox.take(NOW) == {"worker:0": {"step": 1, "loss": 0.5}}
+    inbox.send(step=2)
+    inbox.send(step=3)
+    assert inbox.inbox.due == pytest.approx(NOW + 0.1)
+    assert inbox.take(NOW + 0.09) == {}
+    assert inbox.take(NOW + 0.1) == {"worker:0": {"step": 3}}
+    assert inbox.inbox.due == float("inf")
+
+
+@pytest.mark.parametrize(("tasks", "interval_s"), [(4, 0.1), (400, 0.1), (4000, 1.0)])
+def test_interval_is_longer_in_a_run_of_many_tasks(inbox: TaskPipe, tasks: int, interval_s: float) -> None:
+    inbox.inbox.set_tasks(tasks)
+    inbox.send(step=1)
+    inbox.take(NOW)
+    inbox.send(step=2)
+    assert inbox.inbox.due == pytest.approx(NOW + interval_s)
+
+
+def test_awaited_progress_is_sent_immediately_but_at_most_every_10_ms(inbox: TaskPipe) -> None:
+    inbox.send(step=1)
+    inbox.take(NOW)
+    inbox.send(step=2)
+    inbox.send(step=3, at_once=True)
+    assert inbox.inbox.due <= NOW + 0.01
+    assert inbox.take(NOW + 0.005) == {}
+    assert inbox.take(NOW + 0.01) == {"worker:0": {"step": 3}}
+
+
+@pytest.mark.parametrize("word", [False, None, 1, "yes", {}])
+def test_at_once_must_be_true(inbox: TaskPipe, word: object) -> None:
+    inbox.send(step=1)
+    inbox.take(NOW)
+    inbox.send(step=2, at_once=word)
+    assert inbox.take(NOW + 0.05) == {}
+    assert inbox.take(NOW + 0.1) == {"worker:0": {"step": 2}}

@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
 
-import psutil
-import pytest
 from orch_command import Finished, Orch
-from waiting import until
-
-from orchestrator.cli.early import early_supervisor, supervisor_of_up
 
 _VERBS_ON_RUNS = ("status", "logs", "down", "wait", "attach")
+_NO_TERMINAL = "standard input and output are not a terminal"
+# Options of `orch up`, and the command if it is not a script.
+_REFUSED = {
+    ("--interactive", "0"): _NO_TERMINAL,
+    ("--interactive", "worker:7"): "there is no worker:7 in this run",
+    ("--interactive", "0,1"): "one task can have the terminal, not 2",
+    ("--interactive", "0", "-d"): "a detached `orch up` has no terminal",
+    ("--interactive", "0", "--hosts", "a:2"): "cannot be passed to a task on another host",
+    ("--interactive", "0", "--json"): "with --json, standard output has the result only",
+    ("--pdb",): f"--pdb: {_NO_TERMINAL}",
+    ("--pdb", "--interactive", "0"): "--pdb and --interactive both need this terminal",
+    ("--pdb", "--wait", "done"): "--pdb: a detached `orch up` has no terminal",
+    ("--debug", "worker:9"): "--debug: there is no worker:9 in this run",
+    ("--debug", "frobnicator"): "--debug: 'frobnicator' is not a task",
+    ("--debug", "all", "--", "true"): "--debug: worker:0 runs true, which is not a Python program",
+    ("--debug", "0", "--", "python3", "-I", "train.py"): "is not a Python program that orch can bring",
+    ("--debug-no-wait",): "--debug-no-wait needs --debug",
+    ("--debug", "0", "--network", "private"): "--debug: with --network private",
+    ("--debug", "0", "--hosts", "a:2"): "cannot be reached with --hosts",
+    ("--debug", "0", "--", "/usr/bin/python3", "train.py"): (
+        "has no module debugpy; /usr/bin/python3 -m pip install debugpy"
+    ),
+    ("--junit", "none/r.xml"): "none is not a directory; create it",
+    ("--junit", "."): "is a directory; name a file",
+    ("--junit", "pipe"): "is not a regular file",
+    ("--junit", "r" * 300): "File name too long",
+    ("--junit", "r.xml", "-d"): "--junit: the file is written when the run has ended",
+    ("--junit", "r.xml", "--wait", "ready"): "use --wait done",
+    ("--log-dir", "/proc/orch"): "--log-dir: /proc/orch cannot be written",
+}
 
 
 def test_installed_command_refuses_a_value_of_each_source(orch: Orch) -> None:
     """The other values and sentences are those of tests/unit/request/refusals.py."""
-    refused = orch("up", "--workers", "0", "--", "true")
+    refused = orch.start("up", "--workers", "0", "--", "true", cold=True).finish()
     assert_refused(refused, "--workers: must be at least 1, not 0")
-    refused = orch("up", "--", "true", env={"ORCH_WORKERS": "many"})
+    refused = orch.within("up", "--", "true", env={"ORCH_WORKERS": "many"})
     assert_refused(refused, 'ORCH_WORKERS: "many" is not a whole number')
     (orch.directory / "orch.toml").write_text("wokers = 2\n")
     refused = orch("up", "--", "true")
@@ -31,34 +56,15 @@ def assert_refused(done: Finished, message: str) -> None:
     assert done.err.startswith(f"orch: {message}") and done.err.count("\n") == 1
 
 
-def test_refused_up_leaves_no_process(orch: Orch) -> None:
-    done = orch("up", "--frobnicate", env={"ORCH_TEST_MARK": str(orch.directory)})
-    assert (done.code, done.out) == (2, "") and "No such option: --frobnicate" in done.err
-    until(lambda: not _processes_with("ORCH_TEST_MARK", str(orch.directory)))
-
-
-def _processes_with(variable: str, value: str) -> list[int]:
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get(variable) == value:
-                found.append(process.pid)
-    return found
-
-
-def test_supervisor_starts_before_the_words_are_parsed() -> None:
-    """If the words are refused then, the supervisor is killed. Otherwise it would continue to import its modules."""
-    with early_supervisor(("up", "--frobnicate", "--", "train.py", "--help")):
-        supervisor = supervisor_of_up()
-        assert supervisor is not None and not supervisor.has_left()
-    assert supervisor.wait(0)
-
-
-@pytest.mark.parametrize("words", ["", "ls", "up --help", "up -n 2 -h -- train.py", "up --dry-run -- true"])
-def test_words_that_start_no_run_start_no_supervisor(words: str) -> None:
-    before = set(psutil.Process().children())  # other tests of this process may have left children
-    with early_supervisor(words.split()):
-        assert set(psutil.Process().children()) <= before
+def test_options_that_do_not_fit_the_run_are_refused(orch: Orch) -> None:
+    os.mkfifo(orch.directory / "pipe")
+    script = ("--", orch.script("train.py", ""))
+    wrong = {}
+    for options, sentence in _REFUSED.items():
+        done = orch("up", "-n", "2", *options, *(() if "--" in options else script))
+        if (done.code, done.out) != (2, "") or sentence not in done.err or "Traceback" in done.err:
+            wrong[options] = done
+    assert not wrong and orch.run_dirs() == []
 
 
 def test_state_directory_that_cannot_be_created(orch: Orch) -> None:
@@ -69,18 +75,13 @@ def test_state_directory_that_cannot_be_created(orch: Orch) -> None:
     orch.state.unlink()
 
 
-def test_run_that_does_not_exist(orch: Orch) -> None:
+def test_words_that_match_no_run_or_task(orch: Orch) -> None:
     assert orch("down").code == 0, "without runs, there is nothing to stop"
     for words, done in orch.all_within((verb,) for verb in _VERBS_ON_RUNS if verb != "down"):
         assert done.code == 3 and "no run was started in" in done.err, words
-    for words, done in orch.all_within((verb, "nothing-of-that-name") for verb in _VERBS_ON_RUNS):
-        assert (done.code, done.out) == (3, ""), words
-        assert "no run 'nothing-of-that-name'" in done.err, words
-
-
-def test_words_that_match_no_run_or_task(orch: Orch) -> None:
     assert orch("up", "-q", "-n", "2", "--", "true").code == 0
     refused = {
+        **{(verb, "nothing-of-that-name"): (3, "no run 'nothing-of-that-name'") for verb in _VERBS_ON_RUNS},
         ("logs", "worker:9"): (2, "has no task worker:9; it has worker:0, worker:1"),
         ("logs", "7"): (2, "has no task worker:7"),
         ("logs", "here", "frobnicator"): (2, "'frobnicator' is not a task"),
@@ -88,9 +89,15 @@ def test_words_that_match_no_run_or_task(orch: Orch) -> None:
         ("logs", "--invert"): (2, "--invert needs --grep RE"),
         ("logs", "--since", "never"): (2, '--since: "never" is neither'),
         ("logs", "--tail", "-1"): (2, "--tail"),
+        ("logs", "--raw", "--json"): (2, "--raw"),
+        ("--json", "logs", "--raw"): (2, "--raw"),
+        ("logs", "--raw", "--fold"): (2, "--raw"),
+        ("logs", "--timestamps=utc"): (
+            2,
+            '--timestamps: "utc" is not a format of times; write time or iso\n',
+        ),
         ("wait", "--timeout", "soon"): (2, '--timeout: "soon" is not a duration'),
         ("up", "--workers"): (2, "--workers"),
-        ("up", "--log-dir", "/proc/orch", "--", "true"): (2, "--log-dir: /proc/orch cannot be written"),
         ("attach",): (3, "is not live"),
         ("frobnicate",): (2, '"frobnicate" is not a verb; the verbs are up, config, '),
     }
@@ -101,18 +108,9 @@ def test_words_that_match_no_run_or_task(orch: Orch) -> None:
 
 
 def test_word_of_another_tool_names_the_verb(orch: Orch) -> None:
-    meant = {
-        "run": "up",
-        "start": "up",
-        "launch": "up",
-        "stop": "down",
-        "log": "logs",
-        "list": "ls",
-        "dwon": "down",
-        "statsu": "status",
-        "strat": "up",
-        "train.py": "up -- train.py",
-    }
+    ups = dict.fromkeys(("run", "start", "launch", "strat"), "up")
+    meant = {"stop": "down", "log": "logs", "list": "ls", "dwon": "down", "statsu": "status", **ups}
+    meant["train.py"] = "up -- train.py"
     for words, done in orch.all_within((word, "--workers", "2") for word in meant):
         assert (done.code, done.out) == (2, ""), words
         assert done.err == f'orch: "{words[0]}" is not a verb; did you mean "orch {meant[words[0]]}"?\n'

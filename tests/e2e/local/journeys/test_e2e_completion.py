@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
+from collections.abc import Callable
 
 import pytest
+import typer
 from orch_command import ORCH, Orch
-from terminal import Terminal
+from orch_within import variables
+from terminal import OpenTerminal
 from waiting import PATIENCE_S
+
+from orchestrator.cli.app import app
 
 # Interactive, without the user's settings; and what makes a completion script work there.
 _SHELLS = {
@@ -21,12 +27,22 @@ _SHELLS = {
 _HOSTILE = r"w\$(touch pwned)"
 
 
-def _offered(orch: Orch, line: str) -> list[str]:
-    """The completions that bash gets for the last word of `line`."""
-    env = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_ORCH_COMPLETE": "complete_bash"}
-    done = orch(env={**env})
-    assert (done.code, done.err) == (0, "")
-    return [line for line in done.lines if line]
+Answer = Callable[..., str]
+
+
+@pytest.fixture
+def answer(orch: Orch, capsys: pytest.CaptureFixture[str]) -> Answer:
+    """Returns what a shell gets that asks `orch` with _ORCH_COMPLETE."""
+
+    def answer(how: str, **asked: str) -> str:
+        environ = orch.environ({"_ORCH_COMPLETE": how, **asked})
+        with variables(environ), contextlib.chdir(orch.directory), pytest.raises(SystemExit) as end:
+            typer.main.get_command(app).main([], "orch")
+        out, err = capsys.readouterr()
+        assert (end.value.code, err) == (0, "")
+        return out
+
+    return answer
 
 
 def test_completion_script_of_calling_shell(orch: Orch) -> None:
@@ -35,26 +51,35 @@ def test_completion_script_of_calling_shell(orch: Orch) -> None:
     assert b"_ORCH_COMPLETE=complete_bash" in done.stdout and b"complete -o default" in done.stdout
 
 
-def test_completion_of_verbs_options_runs_and_tasks(orch: Orch) -> None:
+def test_verbs_options_runs_tasks_and_signals_are_completed(orch: Orch, answer: Answer) -> None:
+    def offered(line: str) -> list[str]:
+        return answer("complete_bash", COMP_WORDS=line, COMP_CWORD=str(line.count(" "))).split()
+
     verbs = {"up", "config", "status", "logs", "down", "wait", "ls", "attach", "doctor"}
     verbs |= {"kill", "restart", "stacks", "prune", "export", "history", "report", "ui", "warm", "notice"}
-    assert set(_offered(orch, "orch ")) == verbs
-    assert _offered(orch, "orch do") == ["down", "doctor"]
-    assert _offered(orch, "orch up --work") == ["--workers"]
-    assert _offered(orch, "orch status ") == []
+    assert set(offered("orch ")) == verbs
+    assert offered("orch do") == ["down", "doctor"]
+    assert offered("orch up --work") == ["--workers"]
+    assert offered("orch status ") == []
     assert orch("up", "-q", "--name", "alpha", "-n", "2", "--", "true").code == 0
     assert orch("up", "-q", "--name", "beta", "--", "true").code == 0
     alpha = orch.run_dirs()[0].name
     for verb in ("status", "attach", "history", "report"):  # the argument is the same one everywhere
-        assert _offered(orch, f"orch {verb} ") == ["beta", "alpha"], verb
-    assert _offered(orch, "orch status al") == ["alpha", alpha]
-    assert _offered(orch, "orch logs ") == ["beta", "alpha", "worker:0"]
-    assert _offered(orch, "orch logs alpha ") == ["worker:0", "worker:1"]
-    assert _offered(orch, "orch logs alpha worker:1") == ["worker:1"]
+        assert offered(f"orch {verb} ") == ["beta", "alpha"], verb
+    assert offered("orch status al") == ["alpha", alpha]
+    assert offered("orch logs ") == ["beta", "alpha", "worker:0"]
+    assert offered("orch logs alpha ") == ["worker:0", "worker:1"]
+    assert offered("orch logs alpha worker:1") == ["worker:1"]
+    assert offered("orch kill -s US") == ["USR1", "USR2"]
+    assert offered("orch kill -s SIGK") == ["SIGKILL"]
+    assert orch("up", "--wait", "ready", "--name", "live", "--", "sleep", "600").code == 0
+    assert {"live", "worker:0"} <= {*offered("orch kill ")}
 
 
 @pytest.mark.parametrize("shell", _SHELLS)
-def test_names_written_by_others_are_not_evaluated_by_the_shell(orch: Orch, shell: str) -> None:
+def test_names_written_by_others_are_not_evaluated_by_the_shell(
+    orch: Orch, answer: Answer, terminal: OpenTerminal, shell: str
+) -> None:
     """The names of a task, of a run and of a run's directory. A plain name is offered."""
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
@@ -65,18 +90,15 @@ def test_names_written_by_others_are_not_evaluated_by_the_shell(orch: Orch, shel
     copy = run.with_name(f"{_HOSTILE}-20260101T000000Z-0000")
     shutil.copytree(run, copy)
     (copy / "run.json").write_text((run / "run.json").read_text().replace('"alpha"', hostile))
-    (orch.directory / "completion").write_text(orch("ls", env={"_ORCH_COMPLETE": f"source_{shell}"}).out)
+    orch.script("completion", answer(f"source_{shell}"))
     argv, prepared = _SHELLS[shell]
     env = {"PATH": f"{ORCH.parent}:/usr/bin:/bin", "HOME": str(orch.directory), "TERM": "dumb"}
-    term = Terminal(argv, orch.directory, orch.environ(env))
-    try:
-        term.type(f"{prepared}. ./completion; echo 'rea''dy'\n")
-        term.until_shown("ready")
-        # zsh does not complete while it has more input.
-        term.type("orch logs \t\t")
-        term.until_shown("alpha")
-        term.type("\x15exit\n")
-        term.finish()
-    finally:
-        term.end()
+    term = terminal(orch, argv=argv, env=env)
+    term.type(f"{prepared}. ./completion; echo 'rea''dy'\n")
+    term.until_shown("ready")
+    # zsh does not complete while it has more input.
+    term.type("orch logs \t\t")
+    term.until_shown("alpha")
+    term.type("\x15exit\n")
+    term.finish()
     assert not (orch.directory / "pwned").exists()

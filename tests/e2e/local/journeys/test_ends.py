@@ -1,39 +1,25 @@
-"""How `orch up` in the foreground ends when signals, other commands and its own output interfere.
+"""How `orch up` ends, waits or goes on in the background when signals and other commands interfere.
 
 Which end each fault leads to is in the matrix (tests/e2e/local/faults)."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
-from orch_command import ORCH, Orch
-from waiting import PATIENCE_S, until, until_gone
+import psutil
+from orch_command import Orch
+from waiting import PATIENCE_S, lives, until, until_gone
+
+from orchestrator.cli.early import early_supervisor, supervisor_of_up
 
 _FAILS = ("up", "-n", "2", "--", "sh", "-c", "exit 3")
 _SLEEPER = ("sh", "-c", "echo here; exec sleep 600")
-_SAVES_SLOWLY = """
-import pathlib, signal, sys, time
-def save(*_):
-    print("saving", flush=True)
-    for step in range(20):
-        time.sleep(0.05)
-        print("still saving", flush=True)
-    pathlib.Path("saved").write_text("yes")
-    sys.exit(0)
-signal.signal(signal.SIGTERM, save)
-print("here", flush=True)
-time.sleep(600)
-"""
 # For the user's sitecustomize: an object that the interpreter destroys last, and slowly.
 _LASTS = """
 import os
@@ -43,6 +29,16 @@ class Lasting:
         read(fd, 1)
         close(fd)
 lasting = Lasting()
+"""
+_HANGS = """
+import threading, os, time
+
+def load_data():
+    time.sleep(600)
+
+if os.environ["ORCH_TASK"] == "worker:1":
+    load_data()
+threading.Event().wait()
 """
 
 
@@ -57,14 +53,11 @@ def test_run_under_nohup_ignores_sighup(orch: Orch) -> None:
     assert started.finish().code == 0
 
 
-def test_verbs_of_a_lost_run(cold_orch: Orch) -> None:
-    orch = cold_orch
+def test_verbs_of_a_lost_run(orch: Orch) -> None:
     started = orch.start("up", "-n", "2", "--", *_SLEEPER)
     started.until_out("| here\n", 2)
     pids = orch.pids()
-    supervisor = orch.supervisor()
-    assert supervisor is not None
-    os.kill(supervisor, signal.SIGKILL)
+    os.kill(until(orch.supervisor), signal.SIGKILL)
     done = started.finish()
     until_gone(*pids)
     assert done.code == 125 and "lost" in done.err and "Traceback" not in done.err
@@ -76,12 +69,11 @@ def test_verbs_of_a_lost_run(cold_orch: Orch) -> None:
     assert orch("up", "-q", "--", "true").code == 0
 
 
-def test_client_leaves_suspended_supervisor(cold_orch: Orch) -> None:
+def test_client_leaves_suspended_supervisor(orch: Orch) -> None:
     """The second signal makes the client exit, and name the supervisor that SIGSTOP has stopped."""
-    client = cold_orch.start("up", "--", *_SLEEPER)
+    client = orch.start("up", "--", *_SLEEPER)
     client.until_out("| here\n")
-    pid = cold_orch.supervisor()
-    assert pid is not None
+    pid = until(orch.supervisor)
     os.kill(pid, signal.SIGSTOP)
     try:
         client.signal(signal.SIGINT)
@@ -93,22 +85,7 @@ def test_client_leaves_suspended_supervisor(cold_orch: Orch) -> None:
         os.kill(pid, signal.SIGCONT)
     done = client.finish()
     assert done.code == 125 and f"kill -CONT {pid}" in done.err
-    assert cold_orch.result()["outcome"] == "stopped"
-
-
-def test_closed_output_during_stop_does_not_kill(orch: Orch) -> None:
-    """`orch up | tee log`: Ctrl-C also ends tee, and the task still gets its grace period."""
-    script = orch.script("saves.py", _SAVES_SLOWLY)
-    reader, writer = os.pipe()
-    words = ("--grace", "60s", "--", sys.executable, "-u", script)
-    with _client(orch, *words, stdout=writer) as client:
-        os.close(writer)
-        with os.fdopen(reader, "rb") as out:
-            assert any(b"here" in line for line in iter(out.readline, b""))
-            client.send_signal(signal.SIGINT)
-            assert any(b"saving" in line for line in iter(out.readline, b""))
-        assert client.wait(PATIENCE_S) == 130
-    assert (orch.directory / "saved").exists()
+    assert orch.result()["outcome"] == "stopped"
 
 
 def test_orch_on_pythonpath_is_isolated_from_user_modules(orch: Orch) -> None:
@@ -122,7 +99,7 @@ def test_orch_on_pythonpath_is_isolated_from_user_modules(orch: Orch) -> None:
         env=orch.environ({"PYTHONPATH": os.pathsep.join(places)}),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "worker:0 | hello\n"), done.stderr
@@ -132,6 +109,28 @@ def test_processes_left_by_successful_task_are_killed_and_reported(orch: Orch) -
     done = orch("up", "--", "sh", "-c", "trap '' TERM; setsid sleep 600 & echo done")
     assert done.code == 0 and done.lines == ["worker:0 | done"]
     assert "orch: killed 1 process that the tasks had left running" in done.err
+
+
+def test_signal_after_report_does_not_change_exit_code(orch: Orch, tmp_path: Path) -> None:
+    """Also while the interpreter exits, which removes the signal handlers first."""
+    door = tmp_path / "door"
+    os.mkfifo(door)
+    (tmp_path / "sitecustomize.py").write_text(_LASTS.format(path=str(door)))
+    started = orch.start(*_FAILS, env={"PYTHONPATH": str(tmp_path)})
+    with door.open("wb", buffering=0) as opened:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            started.signal(number)
+        opened.write(b"\n")
+    done = started.finish()
+    assert done.code == 3
+    assert done.err.splitlines()[-1].startswith("orch: worker:")
+
+
+def test_caller_in_the_same_process_keeps_its_signal_handlers(orch: Orch) -> None:
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    assert orch.within(*_FAILS).code == 3
+    assert [signal.getsignal(number) for number in numbers] == before
 
 
 # -- down, names and --replace
@@ -160,6 +159,8 @@ def test_runs_of_one_directory(orch: Orch) -> None:
     assert (again.document["ended"], again.document["still_live"]) == ([], [second, first])
     refused = orch("down", "--all", first)
     assert refused.code == 2 and f'leave out --all or "{first}"' in refused.err
+    taken = orch("up", "--name", orch.directory.name, "--", "true")
+    assert taken.code == 4 and f"a live run is named '{orch.directory.name}'" in taken.err
     stopped = orch("down", "--all", "--json").document
     assert [(run["run"], run["ended"]) for run in stopped["runs"]] == [
         (run, ["worker:0"]) for run in (second, first)
@@ -179,9 +180,9 @@ def test_runs_of_one_directory(orch: Orch) -> None:
     }
 
 
-def test_up_names_another_live_run_of_the_directory(orch: Orch) -> None:
+def test_up_names_other_live_runs_of_the_directory_and_replaces_one(orch: Orch) -> None:
     assert orch("up", "--wait", "ready", "--", *_SLEEPER).err == ""
-    first = orch.run_dir().name
+    first, name = orch.run_dir().name, orch.directory.name
     second = orch("up", "--", "true")
     assert second.code == 0
     assert second.err.splitlines()[:2] == [
@@ -189,126 +190,92 @@ def test_up_names_another_live_run_of_the_directory(orch: Orch) -> None:
         f"orch: `orch status {first}` shows it, `orch up --replace` stops it first",
     ]
     assert "live" not in orch("up", "-q", "--", "true").err
+    runs = len(orch.run_dirs())
+    taken = orch("up", "--name", name, "--", "true")
+    assert taken.code == 4 and f"a live run is named '{name}'" in taken.err and "--replace" in taken.err
+    assert len(orch.run_dirs()) == runs
     replacing = orch("up", "-d", "--replace", "--name", "other", "--", *_SLEEPER)
-    assert (
-        "`orch up --replace`" not in replacing.err and f"`orch down {orch.directory.name}`" in replacing.err
-    )
+    assert "`orch up --replace`" not in replacing.err and f"`orch down {name}`" in replacing.err
     assert "2 other runs are live in this directory: `orch ls`" in orch("up", "--", "true").err
-    assert f"orch: --replace: {first}: stopped worker:0" in orch("up", "--replace", "--", "true").err
+    replaced = orch("up", "--replace", "--", "true")
+    assert replaced.code == 0 and f"orch: --replace: {first}: stopped worker:0" in replaced.err
+    assert orch.result(orch.state / "orch/runs" / first)["exit_code"] == 143
     assert orch("down", "--all").code == 0
 
 
-def test_name_of_live_run_is_taken_or_replaced(orch: Orch) -> None:
-    """Also the default name, which two live runs may have: after one has ended, it is the other's."""
-    first = orch.start("up", "--name", "mine", "--", *_SLEEPER)
-    first.until_out("| here\n")
-    taken = orch("up", "--name", "mine", "--", "true")
-    assert taken.code == 4 and "a live run is named 'mine'" in taken.err and "--replace" in taken.err
-    assert len(orch.run_dirs()) == 1
-    assert orch("up", "--name", "mine", "--replace", "--", "true").code == 0
-    assert first.finish().code == 143
-    assert orch("up", "--name", "mine", "--", "true").code == 0
-    for _ in range(2):
-        assert orch("up", "-q", "--wait", "ready", "--", *_SLEEPER).code == 0
-    assert orch("down").code == 0
-    assert orch("up", "--name", orch.directory.name, "--", "true").code == 4
+# -- runs in the background
 
 
-# -- signals that come late
+def test_detached_run_prints_its_id_and_continues_until_it_is_stopped(orch: Orch) -> None:
+    done = orch("up", "-dq", "-n", "2", "--", *_SLEEPER)
+    run = orch.run_dir().name
+    assert (done.code, done.lines, done.err) == (0, [run], "")
+    until(lambda: orch.status()["run"]["state"] == "running")
+    first = orch.pids()
+    assert orch("restart").code == 0
+    until(lambda: orch.status()["run"]["attempt"] == 2 and orch.status()["run"]["state"] == "running")
+    pids = orch.pids()
+    assert not {*first} & {*pids} and orch.status()["run"]["most_attempts"] is None
+    assert orch("down").err == f"orch: {run}: stopped worker:0, worker:1; no process is left\n"
+    assert not any(lives(pid) for pid in pids)
+    assert orch.status()["run"]["state"] == "stopped"
+    again = orch("down")
+    assert again.code == 0 and "was not running" in again.err
 
 
-def test_signal_after_report_does_not_change_exit_code(orch: Orch, tmp_path: Path) -> None:
-    """Also while the interpreter exits, which removes the signal handlers first."""
-    door = tmp_path / "door"
-    os.mkfifo(door)
-    (tmp_path / "sitecustomize.py").write_text(_LASTS.format(path=str(door)))
-    started = orch.start(*_FAILS, env={"PYTHONPATH": str(tmp_path)})
-    with os.fdopen(until(lambda: _opened_where_read(door)), "wb", buffering=0) as opened:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            started.signal(number)
-        opened.write(b"\n")
-    done = started.finish()
-    assert done.code == 3
-    assert done.err.splitlines()[-1].startswith("orch: worker:")
+def test_waiting_for_a_run_returns_its_exit_code(orch: Orch) -> None:
+    serves = orch.script("serves.py", "import sys\nsys.exit(5)\nimport tensorflow\n")
+    ready = orch("up", "--wait", "ready", "--start", "spawn", "--", serves)
+    assert ready.code == 5 and "orch: worker:0 failed: exit 5" in ready.err
+    assert orch("up", "--wait", "done", "--", "true").code == 0
+    failed = orch("up", "--wait", "done", "--json", "--", "sh", "-c", "exit 9")
+    assert failed.code == 9 and failed.document["cause"]["text"] == "exit 9"
 
 
-def test_caller_in_the_same_process_keeps_its_signal_handlers(orch: Orch) -> None:
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    assert orch.within(*_FAILS).code == 3
-    assert [signal.getsignal(number) for number in numbers] == before
+def test_interrupted_wait_leaves_the_run(orch: Orch) -> None:
+    waiting = orch.start("up", "--wait", "done", "--", *_SLEEPER)
+    waiting.until_out("\n")
+    waiting.signal(signal.SIGINT)
+    done = waiting.finish()
+    assert done.code == 130 and "keeps running" in done.err
+    until(lambda: orch.status()["run"]["state"] == "running")
 
 
-def test_signal_during_blocked_report_does_not_change_exit_code(cold_orch: Orch) -> None:
-    """A second signal skips the report, and the exit code is still the one of the run."""
-    with _full_pipe() as full, _client(cold_orch, *_FAILS[1:], stderr=full) as client:
-        # Wait for the supervisor to exit: it would treat these signals as stop orders.
-        until_gone(until(cold_orch.supervisor))
-        until(lambda: client.poll() is not None or client.send_signal(signal.SIGTERM))
-    assert client.returncode == 3
+def test_stacks_recorded_by_a_limit_are_shown(orch: Orch) -> None:
+    """After the run, the stacks of all tasks and of one task are shown."""
+    done = orch.run("-q", "-n", "2", "--stall-timeout", "6s", script=_HANGS)
+    assert done.code == 124, done.err
+    recorded = done.result["stacks"]
+    assert set(recorded) == {"worker:0", "worker:1"}
+    shown = orch("stacks")
+    assert shown.code == 0
+    assert "has ended; these are its tasks when its time limit was reached" in shown.err
+    assert "worker:1: in load_data (train.py:5)" in shown.lines
+    document = {"schema_version": 1, "run": done.run.name, "live": False, "silent": []}
+    assert orch("stacks", "1", "--json").document == document | {"stacks": {"worker:1": recorded["worker:1"]}}
+
+    # Only the run's own file is read, whatever path the result names.
+    secret = orch.directory / "id_rsa"
+    secret.write_text("hunter2" * 1000)
+    path = done.run / "result.json"
+    path.write_text(path.read_text().replace(recorded["worker:1"]["file"], str(secret)))
+    whole = orch("stacks", "--full", "1").out
+    assert "in load_data" in whole and "hunter2" not in whole
 
 
-@pytest.mark.parametrize(("blocked", "while_it_runs"), [("stdout", True), ("stderr", False)])
-def test_two_signals_end_the_client_of_a_blocked_pipe(
-    cold_orch: Orch, blocked: str, while_it_runs: bool
-) -> None:
-    """The first stops the run. The second kills it, or ends the client although its output is not read."""
-    script = f"trap '{':' if while_it_runs else 'exit'}' INT TERM; echo here; while :; do sleep 0.1; done"
-    words = ("--grace", "1h", "--", "sh", "-c", script)
-    with _full_pipe() as full, _client(cold_orch, *words, **{blocked: full}) as client:
-        until(lambda: cold_orch.run_dirs() and cold_orch.status()["run"]["state"] == "running")
-        client.send_signal(signal.SIGINT)
-        supervisor = cold_orch.supervisor()
-        assert supervisor is not None
-        if while_it_runs:
-            until(lambda: cold_orch.status()["run"]["state"] == "stopping")
-        else:
-            until_gone(supervisor)
-        client.send_signal(signal.SIGINT)
-        assert client.wait(PATIENCE_S) == 130
+# -- requests that start no run
 
 
-@contextmanager
-def _client(orch: Orch, *words: str, **streams: int) -> Iterator[subprocess.Popen[bytes]]:
-    """`orch up WORDS` whose output goes to these descriptors."""
-    nowhere = subprocess.DEVNULL
-    client = subprocess.Popen(
-        [str(ORCH), "up", *words],
-        cwd=orch.directory,
-        env=orch.environ(),
-        stdin=nowhere,
-        **{"stdout": nowhere, "stderr": nowhere, **streams},
-    )
-    try:
-        yield client
-    finally:
-        client.kill()
-        client.wait(PATIENCE_S)
+def test_supervisor_starts_before_the_words_are_parsed_and_is_killed_if_they_are_refused(orch: Orch) -> None:
+    """`nothing_left` would find it."""
+    done = orch.start("up", "--frobnicate", cold=True).finish()
+    assert (done.code, done.out) == (2, "") and "No such option: --frobnicate" in done.err
+    with early_supervisor(("up", "--frobnicate", "--", "train.py", "--help")):
+        supervisor = supervisor_of_up()
+        assert supervisor is not None and not supervisor.has_left()
+    assert supervisor.wait(0)
 
-
-@contextmanager
-def _full_pipe() -> Iterator[int]:
-    """The descriptor of a pipe to which nothing more can be written."""
-    reading, writing = os.pipe()
-    try:
-        # Through a file description of our own: other writers must still block.
-        fd = os.open(f"/proc/self/fd/{writing}", os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            room = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
-            assert os.write(fd, b"\n" * room) == room
-            with pytest.raises(BlockingIOError):
-                os.write(fd, b"\n")
-        finally:
-            os.close(fd)
-        yield writing
-    finally:
-        os.close(reading)
-        os.close(writing)
-
-
-def _opened_where_read(fifo: Path) -> int | None:
-    """Return a descriptor to write to, once there is a reader."""
-    try:
-        return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:
-        return None
+    before = {*psutil.Process().children()}
+    for words in ("", "ls", "up --help", "up -n 2 -h -- train.py", "up --dry-run -- true"):
+        with early_supervisor(words.split()):
+            assert {*psutil.Process().children()} <= before, words

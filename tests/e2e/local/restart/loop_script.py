@@ -58,15 +58,8 @@ def train_one() -> None:
     rows = x[number * 16 : (number + 1) * 16][rank * 8 : (rank + 1) * 8]
     loss = float(step(tf.constant(rows)))
     done.assign_add(1)
-    progress = {
-        "phase": "training",
-        "epoch": 1,
-        "epochs": 1,
-        "step": number + 1,
-        "steps": STEPS,
-        "loss": loss,
-    }
-    progress["start_step"] = start
+    where = {"phase": "training", "epoch": 1, "epochs": 1, "step": number + 1, "steps": STEPS}
+    progress = where | {"loss": loss, "start_step": start}
     os.write(int(os.environ["ORCH_PROGRESS_FD"]), json.dumps(progress).encode() + b"\n")
 
 

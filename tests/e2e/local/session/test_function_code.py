@@ -1,4 +1,4 @@
-"""A function of a script, and that what is unpickled never comes from a file."""
+"""A function of a script, also one that trains twice; and that what is unpickled never comes from a file."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import cloudpickle
 import pytest
@@ -22,9 +20,7 @@ pytestmark = pytest.mark.usefixtures("no_leaked_descriptors")
 ROOT = Path(__file__).resolve().parents[4]
 
 
-def test_script_with_classes_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "helpers.py").write_text("def doubled(number):\n    return 2 * number\n")
-    (tmp_path / "script.py").write_text("""
+CLASSES = """
 import dataclasses, enum, os, sys
 import helpers
 import orchestrator
@@ -41,11 +37,22 @@ def train(rate):
     return Point(helpers.doubled(rate), Color.RED), "tensorflow" in sys.modules
 
 print(orchestrator.run(train, (21,), workers=2) == [(Point(42, Color.RED), False)] * 2)
-""")
-    script = subprocess.run(
-        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+"""
+
+
+def printed(script: str, directory: Path) -> list[str]:
+    """The lines of a script that succeeds."""
+    (directory / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=directory, capture_output=True, text=True, check=False
     )
-    assert (script.stdout, script.stderr) == ("True\n", "")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_script_with_classes_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "helpers.py").write_text("def doubled(number):\n    return 2 * number\n")
+    assert printed(CLASSES, tmp_path) == ["True"]
 
 
 def called_with(descriptor: int, tmp_path: Path) -> subprocess.CompletedProcess[str]:
@@ -119,24 +126,56 @@ def test_only_functions_are_unpickled() -> None:
 
 def test_value_of_a_library_that_is_not_imported_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor comes back if this process has TensorFlow; it is not imported for it."""
-
-    class Tensor:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return convert, (1,)
-
-    def convert(number: int) -> int:
-        return number
-
-    convert.__module__, convert.__qualname__ = "tensorflow.framework", "convert"
-    library = ModuleType("tensorflow.framework")
-    library.convert = convert  # type: ignore[attr-defined]
-    with monkeypatch.context() as patch:
-        # Otherwise pickle imports TensorFlow.
-        patch.setitem(sys.modules, "tensorflow", ModuleType("tensorflow"))
-        patch.setitem(sys.modules, library.__name__, library)
-        pickled = cloudpickle.dumps(Tensor())
     monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
-    with pytest.raises(
-        NotImportedHere, match=r"tensorflow, which this process has not imported: return numbers"
-    ):
-        ReturnUnpickler(pickled, set()).load()
+    refused = r"tensorflow, which this process has not imported: return numbers"
+    with pytest.raises(NotImportedHere, match=refused):
+        ReturnUnpickler(b"ctensorflow.framework\nconvert\n.", set()).load()
+
+
+TRAINS = """
+import json, sys
+import orchestrator
+
+def train(epochs):
+    import numpy as np
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Input((4,)), tf.keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices((np.ones((32, 4), "f4"), np.ones((32, 1), "f4"))).batch(8).repeat()
+    history = model.fit(data, epochs=epochs, steps_per_epoch=3, verbose=0)
+    return history.history["loss"], strategy.num_replicas_in_sync
+
+def started():
+    # How the tasks of the last run were started, and whether it waited for imports.
+    lines = map(json.loads, orchestrator.find().view.paths.events.read_text().splitlines())
+    events = [event for event in lines if event["type"] in ("task_started", "preload")]
+    known = [event for event in events if event.get("seconds") is not None or "method" in event]
+    return {event.get("method") or event["seconds"] > 0 for event in known}
+
+def tensor():
+    import tensorflow as tf
+    return tf.constant([1.0, 2.0])
+
+with orchestrator.Session() as session:
+    for epochs in (1, 2):
+        one, other = session.run(train, (epochs,), workers=2)
+        assert one == other and len(one[0]) == epochs and one[1] == 2, (one, other)
+        assert started() == {"fork", epochs == 1}, started()
+    assert "tensorflow" not in sys.modules
+    try:
+        session.run(tensor)
+    except orchestrator.TaskFailed as error:
+        print(error)
+    import tensorflow as tf
+    print(session.run(tensor)[0].numpy().tolist())
+"""
+
+
+@pytest.mark.slow
+def test_training_twice_in_a_session(tmp_path: Path) -> None:
+    refused, tensor = printed(TRAINS, tmp_path)
+    assert "tensorflow, which this process has not imported" in refused
+    assert tensor == "[1.0, 2.0]"

@@ -27,7 +27,6 @@ from orchestrator.client import api, launch
 from orchestrator.client.functions import blamed
 from orchestrator.core.state.result import CauseKind
 from orchestrator.links.client_link import ClientLink, Descriptor, Request
-from orchestrator.links.supervisor_link import start_supervisor
 
 pytestmark = pytest.mark.usefixtures("no_leaked_descriptors")
 RATE = 0.5
@@ -85,7 +84,15 @@ def test_values_come_back_in_task_order(session: Session) -> None:
         return offset + index()
 
     assert session.run(scaled, (3,), {"by": 2}, workers=3) == [(f"worker:{i}", 3.0) for i in range(3)]
+
+    def serves() -> str:
+        if own_task().startswith("ps"):
+            time.sleep(600)
+        return own_task()
+
     assert session.run(shifted, workers=2) == [40, 41]
+    # A parameter server is stopped.
+    assert session.run(serves, workers=1, ps=1) == ["chief:0", "worker:0", None]
     assert session.run(lambda: [None, index()], workers=2) == [[None, 0], [None, 1]]
     assert session.run(functools.partial(scaled, 1), workers=1, roles={"chief": {"count": 1}}) == [
         ("chief:0", 0.5),
@@ -93,6 +100,10 @@ def test_values_come_back_in_task_order(session: Session) -> None:
     ]
     assert api.find().view.record.spec["command"]["words"] == ["scaled()"]
     assert session.run(lambda: b"x" * MIB) == [b"x" * MIB]
+    # The classes of this process stay as they are.
+    method, (value,) = Measured.index, session.run(lambda: Measured(own_task()))
+    assert type(value) is Measured and value.index() == 0
+    assert Measured.index is method and method.__globals__ is globals()
 
 
 def test_function_finds_what_its_process_has(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,12 +118,6 @@ def test_function_finds_what_its_process_has(session: Session, monkeypatch: pyte
 
     here = ("here", sys.argv, [entry or str(Path.cwd()) for entry in sys.path], str(Path.cwd()), False, [])
     assert session.run(surroundings) == [here]
-
-
-def test_classes_of_this_process_stay_as_they_are(session: Session) -> None:
-    method, (value,) = Measured.index, session.run(lambda: Measured(own_task()))
-    assert type(value) is Measured and value.index() == 0
-    assert Measured.index is method and method.__globals__ is globals()
 
 
 def test_exception_is_raised_here(session: Session) -> None:
@@ -142,16 +147,6 @@ def raise_with_lock() -> None:
 
 def raise_needing_two() -> None:
     raise NeedsTwo(1, 2)
-
-
-def test_exception_that_cannot_be_rebuilt_here_is_a_failed_task(session: Session) -> None:
-    for function, text, line in (
-        (raise_needing_two, "NeedsTwo: 3", "raise NeedsTwo(1, 2)"),
-        (raise_with_lock, "ZeroDivisionError", "raise error"),
-    ):
-        with pytest.raises(TaskFailed, match=text) as caught:
-            session.run(function)
-        assert line in caught.value.__notes__[0]
 
 
 SETTINGS = {"rate": 1, "locks": [threading.Lock()]}
@@ -262,6 +257,9 @@ NO_VALUE: list[tuple[Callable[[], object], dict[str, Any], type[Exception], str,
         "worker:0",
     ),
     (fails_in_one, {"workers": 2, "on_failure": "continue"}, Overflown, "only here", "worker:1"),
+    # Exceptions that cannot be rebuilt here.
+    (raise_needing_two, {}, TaskFailed, "NeedsTwo: 3", "worker:0"),
+    (raise_with_lock, {}, TaskFailed, "ZeroDivisionError", "worker:0"),
 ]
 
 
@@ -287,18 +285,6 @@ def test_exception_of_the_cause_is_preferred() -> None:
         result = run_result("failed", cause=cause(task, kind=kind), first_failure=first_failure(0))
         assert blamed(result) == tasks
 
-
-def test_stopped_parameter_server_has_no_value(session: Session) -> None:
-    def serves() -> str:
-        if own_task().startswith("ps"):
-            time.sleep(600)
-        return own_task()
-
-    chief, _, server = session.run(serves, workers=1, ps=1)
-    assert (chief, server) == ("chief:0", None)
-
-
-# -- code that is in no file, or in none that a task imports
 
 CELL = """
 import inspect, os
@@ -350,23 +336,12 @@ def test_function_of_a_module_that_a_task_cannot_import(
         cloudpickle.unregister_pickle_by_value(module)
 
 
-# -- the descriptors through which a call goes
-
-
 def test_next_run_has_nothing_of_a_call(session: Session) -> None:
     session.run(int)
     with session.up(command=["sh", "-c", "echo [$ORCH_DESCRIPTORS]; readlink /proc/$$/fd/*; true"]) as run:
         run.wait()
     none, *opened = run.log("worker:0").read_text().splitlines()
     assert none == "[]" and not [link for link in opened if "memfd" in link]
-
-
-def test_descriptors_are_not_passed_to_another_host(tmp_path: Path) -> None:
-    up = launch.load_request(None, ["true"], tmp_path, {"hosts": "a:2"})
-    given = {Descriptor(name="all"): 0}
-    refused = pytest.raises(UsageError, match=r"cannot be passed to another host \(a\)")
-    with start_supervisor() as supervisor, refused:
-        launch.create_run(supervisor, up, given)
 
 
 @pytest.mark.parametrize("passed", [0, 2])

@@ -87,9 +87,7 @@ def test_stream_that_fails_does_not_affect_the_run(session: Session) -> None:
     warned = pytest.warns(RuntimeWarning, match="no space left; `orch logs` shows them")
     with redirect_stdout(Broken()), warned, greets as run:
         assert run.wait().succeeded
-
-
-def test_character_that_the_stream_cannot_encode_is_replaced(session: Session) -> None:
+    # A character that it cannot encode is replaced.
     shown = io.BytesIO()
     with redirect_stdout(io.TextIOWrapper(shown, "ascii")) as stream:
         with session.up(command=["printf", "schön \\377"], stream=True) as run:
