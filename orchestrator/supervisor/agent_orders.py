@@ -73,12 +73,14 @@ class Attempts:
         self._queue = queue
         # The number of the last order to hold ports, and the attempt that it was for.
         self._order = self._attempt = 0
-        # For this attempt: the host of each task, the number of tasks of each host, and the ports that are held there.
+        # For this attempt: the host of each task, the number of tasks of each host, and the addresses that are held.
         self._placement: tuple[str, ...] = ()
         self._counts: Counter[str] = Counter()
-        self._host_of: dict[str, str] = {}
-        self._held: dict[str, tuple[int, ...]] = {}
+        self._held: dict[str, tuple[str, ...]] = {}
+        self._taken: set[str] = set()
+        # The last plan, and the host of each task in it.
         self._plan: RunPlan | None = None
+        self._host_of: dict[str, str] = {}
 
     def hold_ports(self, attempt: int, job: JobSpec) -> None:
         """Order the ports of an attempt; before the first, the preloading, which takes longest.
@@ -95,8 +97,8 @@ class Attempts:
                 link.send(replace(order, installed_only=installed_only))
         self._placement = place(self._spec) if self._spec.hosts else (HERE,) * len(self._spec.tasks)
         self._counts = Counter(self._placement)
-        self._host_of = dict(zip(map(str, self._spec.tasks), self._placement, strict=True))
         self._held.clear()
+        self._taken.clear()
         self._order += 1
         self._attempt = attempt
         for host, count in self._counts.items():
@@ -105,7 +107,7 @@ class Attempts:
 
     def lose_host(self, host: str) -> None:
         """Forget what a host was ordered. An attempt that is not planned yet lacks its ports from now on."""
-        self._held.pop(host, None)
+        self._taken.difference_update(self._held.pop(host, ()))
 
     def report_start_method(self) -> None:
         """Report that the run's tasks will be forked, or why not. It comes before what an agent reports."""
@@ -124,7 +126,12 @@ class Attempts:
             return  # the attempt has ended, or was planned again, before its ports were held
         if (held.number, len(held.ports)) != (self._order, self._counts[host]) or host in self._held:
             raise HostUnusable(f"it reports {len(held.ports)} ports, which it was not asked for")
-        self._held[host] = held.ports
+        addresses = self._addresses(host, held.ports)
+        for address in addresses:
+            if address in self._taken:
+                raise HostUnusable(f"it reports the address {address}, which another task has")
+            self._taken.add(address)
+        self._held[host] = addresses
         if self._held.keys() < self._counts.keys():
             return
         try:
@@ -134,24 +141,29 @@ class Attempts:
         except (TFConfigTooLong, SettingMisfit) as error:
             self._queue.append(events.AgentLost(**now(), reason=str(error)))
             return
+        self._host_of = dict(zip(map(str, self._spec.tasks), self._placement, strict=True))
         tasks, cluster = planned_tasks(self._plan, self._store.paths), self._plan.cluster.addresses
         self._queue.append(
             events.AttemptPlanned(**now(), attempt=self._attempt, tasks=tasks, cluster=cluster)
         )
 
+    def _addresses(self, host: str, ports: tuple[int, ...]) -> tuple[str, ...]:
+        if host == HERE:
+            return tuple(f"{_ADDRESS}:{port}" for port in ports)
+        if (facts := self._hosts.facts.get(host)) is None:
+            raise HostUnusable("it reports ports before facts about itself")
+        return tuple(_host_and_port(facts.address, port) for port in ports)
+
     def _places(self) -> list[TaskPlace]:
-        ports = {host: iter(held) for host, held in self._held.items()}
         if not self._spec.hosts:
-            return local_places(f"{_ADDRESS}:{port}" for port in ports[HERE])
-        layouts = {host: self._hosts.layout(host, self._store.paths) for host in ports}
-        facts = self._hosts.facts
-        return [
-            TaskPlace(host, _host_and_port(facts[host].address, next(ports[host])), layouts[host])
-            for host in self._placement
-        ]
+            return local_places(self._held[HERE])
+        addresses = {host: iter(held) for host, held in self._held.items()}
+        layouts = {host: self._hosts.layout(host, self._store.paths) for host in self._held}
+        return [TaskPlace(host, next(addresses[host]), layouts[host]) for host in self._placement]
 
     def check_report(self, host: str, message: AgentMessage) -> None:
-        """HostUnusable for a report about a task of another host, and if the host has no ports for its tasks."""
+        """HostUnusable for a report about a task that is not planned or not on this host, and if the host has no ports
+        for its tasks."""
         tasks: Iterable[str] = ()
         if isinstance(message, HoldFailed):
             raise HostUnusable(f"it has no ports for its tasks: {one_line(message.reason)}")

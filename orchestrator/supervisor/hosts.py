@@ -68,11 +68,10 @@ class _HostLogs:
 
 @dataclass
 class _HostAgent:
-    """`hello`: until the host has joined. `facts`: from then on; None for this machine, whose facts are in the job."""
+    """`hello`: until the host has joined."""
 
     link: AgentLink
     hello: Hello | None = None
-    facts: HostFacts | None = None
     logs: _HostLogs | None = None
     is_preloading: bool = False
 
@@ -80,6 +79,7 @@ class _HostAgent:
 class Hosts:
     """The agents that are there, and those of other hosts that are being opened. A lost link is a lost host.
 
+    `facts`: of the hosts that have joined; those of this machine are in the job.
     `away`: hosts of an elastic run that were lost and are not back."""
 
     def __init__(self, spec: JobSpec, here: LocalAgent | None = None, remote: Engine | None = None) -> None:
@@ -88,6 +88,7 @@ class Hosts:
         self.spec = spec
         # The id of the run if it has one before it is created.
         self.run_id: str | None = None
+        self.facts: dict[str, HostFacts] = {}
         self.away: set[str] = set()
         self._here = here
         self._engine: Engine = (remote or engine_of(spec)) if spec.hosts else LocalEngine()
@@ -102,11 +103,6 @@ class Hosts:
         self._directory: Directory | None = None
 
     @property
-    def facts(self) -> Mapping[str, HostFacts]:
-        """The facts of the hosts that have joined."""
-        return {host: agent.facts for host, agent in self._agents.items() if agent.facts is not None}
-
-    @property
     def are_kept(self) -> bool:
         """Whether the agents stay for another run."""
         return self._here is not None and self._here.are_kept
@@ -116,8 +112,7 @@ class Hosts:
         """Whether all agents are there, and the facts of their hosts are known."""
         if self._here is not None:
             return HERE in self._agents
-        has_facts = (agent.facts is not None for agent in self._agents.values())
-        return len(self._agents) == len(self._hosts) and all(has_facts)
+        return len(self.facts) == len(self._agents) == len(self._hosts)
 
     # -- opening
 
@@ -229,7 +224,7 @@ class Hosts:
         hello, agent.hello = agent.hello, None
         if hello.facts is None:
             raise HostUnusable("it sent no facts about itself")
-        facts = agent.facts = _facts(hello.cores, hello.facts, self.spec.interface)
+        facts = self.facts[host] = _facts(hello.cores, hello.facts, self.spec.interface)
         self.away.discard(host)
         return HostJoined(
             **now(),
@@ -245,7 +240,7 @@ class Hosts:
 
     def layout(self, host: str, paths: RunPaths) -> RunPaths:
         """The files of the run on a host that has joined. `paths` are those of this machine."""
-        facts = self._agents[host].facts
+        facts = self.facts.get(host)
         return paths if facts is None else RunPaths(Path(facts.directory) / paths.run_id)
 
     def expect_log(self, host: str, task: str, path: Path) -> None:
@@ -276,6 +271,7 @@ class Hosts:
         """Close the stream to an agent, which then kills everything it started."""
         agent = self._agents.pop(host)
         del self.links[host]
+        self.facts.pop(host, None)
         if self._here is not None:
             self._here.end()
             return

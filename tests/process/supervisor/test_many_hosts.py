@@ -18,6 +18,8 @@ from simulated_hosts import SimulatedRun
 from waiting import PATIENCE_S
 
 from orchestrator.core.job.choices import EngineName
+from orchestrator.core.job.cpu_budget import Cores
+from orchestrator.core.plan.places import HostFacts
 from orchestrator.supervisor.agent_orders import Attempts
 from orchestrator.supervisor.hosts import Hosts, HostUnusable
 from worker.wire.facts import ExitFacts, Usage
@@ -95,6 +97,11 @@ LIES: dict[str, tuple[dict[str, object], str]] = {
         "cannot read: Hello: facts: reached: '10.0.0.1,evil' is not an IP address",
     ),
     "facts": ({"type": "Hello", "facts": None}, "it sent no facts about itself"),
+    "early": (
+        {"type": "Held", "becomes": "DiskFull", "task": "worker:4", "reason": "full"},
+        "reports about 'worker:4', which it does not run",
+    ),
+    "ports": ({"type": "Held", "ports": [7] * TASKS}, "the address 10.1.0.1:7, which another task has"),
     "text": ({"type": "Held", "becomes": "HoldFailed", "reason": REASON}, "it has no ports for its tasks: "),
 }
 
@@ -108,7 +115,7 @@ def test_host_with_an_impossible_report_is_lost(
         assert run.link.wait(PATIENCE_S)
         result = json.loads((run.root / "result.json").read_text())
         assert (run.root / "supervisor.log").read_text() == ""
-        if "becomes" in forged:
+        if forged.get("becomes") == "HoldFailed":
             run.orch("report", run.name, "--markdown", "-o", str(tmp_path / "report"))
             shown = (tmp_path / "report").read_text()
             assert "no port" in shown and "\nrun succ" not in shown
@@ -122,9 +129,18 @@ def test_reports_that_a_host_cannot_make() -> None:
     spec = changed(job(workers=2, hosts="n1,n2"), engine=EngineName.SSH)
     parts: Any = None
     with closing(make_run()) as store:
-        attempts = Attempts(spec, Hosts(spec), store, parts, parts, deque())
+        hosts = Hosts(spec)
+        attempts = Attempts(spec, hosts, store, parts, parts, deque())
         attempts.hold_ports(1, spec)
+        with pytest.raises(HostUnusable, match="reports ports before facts about itself"):
+            attempts.take_held("n2", Held(1, (2000,)))
+        hosts.facts = dict.fromkeys(("n1", "n2"), HostFacts("10.0.0.1", Cores(machine=1, allowed=1)))
+        with pytest.raises(HostUnusable, match="reports about 'worker:1'"):
+            attempts.check_report("n2", Listening("worker:1"))  # it is not planned yet
         attempts.take_held("n2", Held(1, (2000,)))
+        with pytest.raises(HostUnusable, match=r"the address 10.0.0.1:2000, which another task has"):
+            attempts.take_held("n1", Held(1, (2000,)))
+        attempts.take_held("n1", Held(1, (2001,)))
         for message, reason in (
             (Held(1, ()), "reports 0 ports"),
             (Held(7, (2000,)), "reports 1 ports, which it was not asked for"),
