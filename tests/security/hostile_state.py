@@ -15,7 +15,7 @@ from damage import ANY_FILE, make_deep_tree
 from making import event, exited, run_result, task_end
 from run_records import make_run, one_task
 
-from orchestrator.core.state.events import RunEndedEvent, event_line
+from orchestrator.core.state.events import RunEndedEvent
 from orchestrator.store.runs.record import boot_id
 from orchestrator.store.runs.writer import RunStore
 
@@ -183,19 +183,6 @@ class Drawing:
             line = {"type": "run_created", "schema_version": 1, "record": document}
             write(root / "events.jsonl", json.dumps(line).encode() + b"\n")
 
-    def _forge_events(self) -> None:
-        """Name tasks, processes and files that lead outside."""
-        root = self._a_run()
-        names = ["../../../../outside/readable", "worker:0", "/etc/passwd", "\x1b[2J", "w$(x)"]
-        task = self._random.choice(names)
-        self._note(f"forged events with {task!r} in", root)
-        pid, ticks = self._random.choice([(1, 1), *self._owners.processes])
-        happened = map(event_line, one_task(1.0, str(self.outside / "readable"), pid, ticks))
-        # The model of an event refuses such a name.
-        lines = [line.replace(b'"worker:0"', json.dumps(task).encode()) for line in happened]
-        first = (root / "events.jsonl").read_bytes().splitlines(keepends=True)[0]
-        write(root / "events.jsonl", b"".join([first, *lines]))
-
     def _plant_pointer(self) -> None:
         """Put an entry into the list of runs, or in place of one."""
         path = self.runs / self._random.choice([*IDS, IDS[0]])
@@ -284,9 +271,8 @@ _CHANGES = {
     Drawing._change_mode: 4,
     Drawing._swap: 4,
     Drawing._change_owner: 4,
-    Drawing._forge_events: 2,
     Drawing._replace_root: 2,
-    Drawing._make_deep: 1,
+    Drawing._make_deep: 2,
 }
 _PLANTED = ("missing", "garbage", "deep", "a directory", "a pipe", "a link to itself", "a socket", "sparse")
 

@@ -74,25 +74,17 @@ def victim(shared: Path) -> Iterator[Victim]:
         tasks = user.tasks(run)
         for directory in (user.home, state, state / "orch", state / "orch/runs"):
             directory.chmod(0o755)
-        yield Victim(user, run, pids_of(run, tasks), ports_of(tasks))
+        supervisor = json.loads((run / "run.json").read_text())["supervisor_pid"]
+        agent = child_with(supervisor, "worker.agent.agent")
+        assert agent is not None
+        pids = {"supervisor": supervisor, "agent": agent} | {task["task"]: task["pid"] for task in tasks}
+        ports = tuple(int(task["address"].rpartition(":")[2]) for task in tasks)
+        yield Victim(user, run, pids, ports)
         (state / "orch/runs").chmod(0o700)
 
 
-def pids_of(run: Path, tasks: list[dict[str, object]]) -> dict[str, int]:
-    supervisor = json.loads((run / "run.json").read_text())["supervisor_pid"]
-    agent = child_with(supervisor, "worker.agent.agent")
-    assert agent is not None
-    return {"supervisor": supervisor, "agent": agent} | {
-        str(task["task"]): int(str(task["pid"])) for task in tasks
-    }
-
-
-def ports_of(tasks: list[dict[str, object]]) -> tuple[int, ...]:
-    return tuple(int(str(task["address"]).rpartition(":")[2]) for task in tasks)
-
-
-def errors_of(actions: dict[str, Callable[[], object]]) -> dict[str, int]:
-    """Return the result of each action of the attacker: an error number, or 0 for a success."""
+def is_refused(actions: dict[str, Callable[[], object]], allowed: set[int] = DENIED) -> None:
+    """Let the attacker try each action. Each has to fail with one of these errors."""
 
     def attempt() -> dict[str, int]:
         found = {}
@@ -104,12 +96,8 @@ def errors_of(actions: dict[str, Callable[[], object]]) -> dict[str, int]:
                 found[name] = error.errno or -1
         return found
 
-    return as_user(ATTACKER, attempt)
-
-
-def is_refused(actions: dict[str, Callable[[], object]], allowed: set[int] = DENIED) -> None:
     assert actions
-    done = {name: error for name, error in errors_of(actions).items() if error not in allowed}
+    done = {name: error for name, error in as_user(ATTACKER, attempt).items() if error not in allowed}
     assert done == {}
 
 
@@ -243,48 +231,29 @@ def test_other_users_see_no_secret_in_command_lines(victim: Victim) -> None:
 
 def test_run_leaves_no_file_in_directories_of_all_users(victim: Victim) -> None:
     """A file with a name that others can guess could be planted before it is created."""
-    shared = (
-        Path(tempfile.gettempdir()),
-        Path("/tmp"),
-        Path("/var/tmp"),
-        Path("/dev/shm"),
-        Path("/run/lock"),
-    )
+    shared = {Path(place) for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm", "/run/lock")}
     entries = {entry for place in shared if place.is_dir() for entry in place.iterdir()}
     theirs = {entry for entry in entries if os.path.lexists(entry) and entry.lstat().st_uid == VICTIM}
     assert theirs == {victim.user.home}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("ls", "--all"),
-        ("status", "RUN"),
-        ("logs", "RUN"),
-        ("down", "RUN"),
-        ("kill", "RUN", "0"),
-        ("prune", "--all", "--keep", "0"),
-        ("up", "--", "true"),
-    ],
-    ids=lambda words: words[0],
-)
-def test_orch_of_another_user_shows_and_does_nothing(
-    victim: Victim, shared: Path, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+VERBS = ("ls --all", "status RUN", "logs RUN", "down RUN", "kill RUN 0", "prune --all --keep 0", "up -- true")
+
+
+def test_orch_of_another_user_shows_and_does_nothing(victim: Victim) -> None:
     """With the variable that names the state directory of the victim."""
     traces = Path(tempfile.mkdtemp(prefix="orch-attacker-"))
     os.chown(traces, ATTACKER, ATTACKER)
     environ = {**os.environ, "HOME": str(traces), "XDG_STATE_HOME": str(victim.user.home / "state")}
-    given = [victim.run.name if word == "RUN" else word for word in words]
-    try:
-        code = as_user(ATTACKER, lambda: run_within(given, traces, environ, traces / "trace"))
-        out, err = (traces / "trace.out").read_text(), (traces / "trace.err").read_text()
-    finally:
-        shutil.rmtree(traces)
-    assert SECRET not in out + err
-    assert code in (2, 3, 125) or (words[0] in ("ls", "prune") and code == 0), (code, out, err)
-    assert all(lives(pid) for pid in victim.pids.values())
-    assert not (victim.run / "result.json").exists()
+    for verb in VERBS:
+        words = verb.replace("RUN", victim.run.name).split()
+        code = as_user(ATTACKER, lambda words=words: run_within(words, traces, environ, traces / "trace"))
+        said = "".join((traces / f"trace.{stream}").read_text() for stream in ("out", "err"))
+        assert SECRET not in said, verb
+        assert code in (2, 3, 125) or (words[0] in ("ls", "prune") and code == 0), (verb, code, said)
+        assert all(lives(pid) for pid in victim.pids.values()), verb
+        assert not (victim.run / "result.json").exists(), verb
+    shutil.rmtree(traces)
 
 
 def test_planted_directories_in_a_shared_log_directory_are_not_runs(victim: Victim, shared: Path) -> None:

@@ -173,8 +173,8 @@ def place() -> Iterator[Path]:
     remove(directory)
 
 
-@pytest.fixture(autouse=True)
-def imported(place: Path) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Import what the verbs import: another user may have no access to the Python of the tests."""
     for name in ("cli", "client", "host", "request", "store"):
         package = importlib.import_module(f"orchestrator.{name}")
@@ -183,7 +183,7 @@ def imported(place: Path) -> None:
     time.strptime("2026", "%Y")
     for encoding in ("utf-16-be", "utf-16-le", "utf-32-be", "utf-32-le"):
         codecs.lookup(encoding)  # json.loads() may need each of them
-    drawn = Drawing(place / "imported", 0, Owners(os.geteuid()))
+    drawn = Drawing(tmp_path_factory.mktemp("imported") / "base", 0, Owners(os.geteuid()))
     with variables(environ_of(drawn)):
         drawn.make_runs().close()
     for verb in VERBS:

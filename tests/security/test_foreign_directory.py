@@ -154,10 +154,10 @@ def test_modules_in_the_current_directory_are_not_imported(orch: Orch) -> None:
 def test_pythonpath_affects_only_client_and_tasks(orch: Orch) -> None:
     """The supervisor and the agent are started with -I -S."""
     seen = orch.directory / "seen"
-    plant(orch.directory, ("sitecustomize", "worker"), seen)
-    done = orch("up", "--", "python", "-c", "import worker", env={"PYTHONPATH": str(orch.directory)})
+    plant(orch.directory, ("sitecustomize", "psutil"), seen)
+    done = orch("up", "--", "python", "-c", "import psutil", env={"PYTHONPATH": str(orch.directory)})
     assert done.code == 0, done.err
     lines = seen.read_text().splitlines()
-    assert any(line.startswith("sitecustomize") and line.endswith("import worker") for line in lines)
-    assert any(line.startswith("worker") for line in lines)
+    assert any(line.startswith("sitecustomize") and line.endswith("import psutil") for line in lines)
+    assert any(line.startswith("psutil") for line in lines)
     assert not [line for line in lines if "-I" in line.split()], lines

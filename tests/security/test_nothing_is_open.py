@@ -9,11 +9,12 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import pytest
+from acting_as import needs_root
 from orch_command import Orch, Started
 from users import ORDINARY
 from waiting import child_with, until
@@ -22,27 +23,19 @@ from orchestrator.links.control import ControlServer, ask
 from orchestrator.links.orders import StopOrder
 from orchestrator.store.directory import Directory
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
 WITHOUT_UMASK = ("sh", "-c", 'umask 0; exec "$@"', "sh")
-PRIVATE = {"directory": 0o700, "file": 0o600, "socket": 0o600}
-
-
-def kind_and_mode(path: Path) -> tuple[str, int]:
-    mode = path.lstat().st_mode
-    kinds = ((stat.S_ISDIR, "directory"), (stat.S_ISREG, "file"), (stat.S_ISSOCK, "socket"))
-    return next(kind for matches, kind in kinds if matches(mode)), stat.S_IMODE(mode)
 
 
 def open_to_others(directory: Path) -> dict[str, int]:
     """The modes of the files that are not private."""
     found = {}
     for path in (directory, *directory.rglob("*")):
-        try:
-            if not path.is_symlink():
-                found[path] = kind_and_mode(path)
-        except FileNotFoundError:
-            continue  # a live run writes documents to temporary files and renames them
-    return {str(path): mode for path, (kind, mode) in found.items() if mode != PRIVATE[kind]}
+        # A live run writes documents to temporary files and renames them.
+        with suppress(FileNotFoundError):
+            mode = path.lstat().st_mode
+            if stat.S_IMODE(mode) != (0o700 if stat.S_ISDIR(mode) else 0o600) and not stat.S_ISLNK(mode):
+                found[str(path)] = stat.S_IMODE(mode)
+    return found
 
 
 SCRIPT = "import sys, time\nprint('up', flush=True)\ntime.sleep(float(sys.argv[1]))\nraise ValueError"
@@ -85,13 +78,11 @@ def test_orch_listens_on_no_network(live: Started, shared_orch: Orch) -> None:
         assert psutil.Process(pid).net_connections("inet") == []
 
 
-def sockets_of(pid: int | None) -> set[str]:
+def sockets_of(pid: int) -> set[str]:
     links = []
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
+        with suppress(FileNotFoundError):  # closed in the meantime
             links.append(str(entry.readlink()))
-        except FileNotFoundError:
-            continue  # closed in the meantime
     return {link[8:-1] for link in links if link.startswith("socket:[")}
 
 

@@ -6,6 +6,7 @@ orch runs as root without the right to signal other users' processes, and its ta
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -14,7 +15,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from orch_command import Orch
+from acting_as import in_child
+from orch_command import Finished, Orch
 from users import ORDINARY, User
 from waiting import lives, until, until_gone
 
@@ -22,6 +24,7 @@ pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv for two users"
 )
 WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-kill")
+_CAP_KILL, _CAPABILITIES = 5, 0x20080522
 AS_ANOTHER = f"setpriv --reuid={ORDINARY} --clear-groups sleep 600"
 UP = ("up", "--workers", "1", "--grace", "0.2s", "--failure-grace", "0.2s")
 
@@ -49,6 +52,23 @@ def pid_of_another(orch: Orch) -> int:
     return until(lambda: next((each.pid for each in processes_of_another(orch)), None))
 
 
+def down(orch: Orch) -> Finished:
+    """`orch down` in a process that may not signal other users' processes."""
+
+    def run() -> Finished:
+        library, header, sets = (
+            ctypes.CDLL(None),
+            (ctypes.c_uint32 * 2)(_CAPABILITIES),
+            (ctypes.c_uint32 * 6)(),
+        )
+        library.capget(header, sets)
+        sets[0] &= ~(1 << _CAP_KILL)
+        assert library.capset(header, sets) == 0
+        return orch.within("down")
+
+    return in_child(run)
+
+
 def named(pid: int, user: int = ORDINARY) -> str:
     return f"orch may not end pid {pid} (user {user}: sleep 600)"
 
@@ -58,9 +78,9 @@ def test_down_names_the_process_and_fails_until_it_has_ended(orch: Orch) -> None
     pid = pid_of_another(orch)
     # The second one finds a run that has ended.
     for _ in range(2):
-        down = orch.start("down", before=WITHOUT_RIGHTS).finish()
+        done = down(orch)
         remedy = f"End them as their user or as root: kill -KILL {pid}"
-        assert (down.code, down.err) == (125, f"orch: {orch.run_dir().name}: {named(pid)}. {remedy}\n")
+        assert (done.code, done.err) == (125, f"orch: {orch.run_dir().name}: {named(pid)}. {remedy}\n")
     assert lives(pid)
     result = orch.result()
     assert (result["outcome"], result["exit_code"], result["cause"]["text"]) == ("failed", 125, named(pid))
@@ -91,8 +111,8 @@ def test_down_names_the_process_of_a_lost_run(orch: Orch) -> None:
         os.kill(each, signal.SIGKILL)
     until_gone(*pids)
     for _ in range(2):
-        down = orch.start("down", before=WITHOUT_RIGHTS).finish()
-        assert (down.code, named(pid) in down.err) == (125, True)
+        done = down(orch)
+        assert (done.code, named(pid) in done.err) == (125, True)
     assert lives(pid)
 
 
@@ -106,8 +126,8 @@ def test_setuid_program_of_an_ordinary_user_is_named(state_dir: Path) -> None:
         run = user.detached(*UP[1:], "--", str(helper), f"--reuid={other}", "sleep", "600")
         pid = user.pid_of_first_task(run)
         until(lambda: psutil.Process(pid).name() == "sleep")
-        down = user("down", run.name)
+        done = user("down", run.name)
         lived = lives(pid)
         os.kill(pid, signal.SIGKILL)
-        assert (down.returncode, lived) == (125, True)
-        assert named(pid, other) in down.stderr
+        assert (done.returncode, lived) == (125, True)
+        assert named(pid, other) in done.stderr

@@ -6,7 +6,6 @@ import fcntl
 import os
 import stat
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -70,32 +69,6 @@ def test_probe_does_not_make_a_name_look_taken(monkeypatch: pytest.MonkeyPatch) 
     assert looking is not None
     monkeypatch.setattr(locks.time, "sleep", lambda _: looking.release())
     take("job").release()
-
-
-TAKES = """
-import os, sys, time
-sys.path[:0] = {path!r}
-from orchestrator.store.runs import locks
-locks._UNUSED_NAME_S = -1e12
-taken = {taken!r}
-for number in range(150):
-    lock = locks.lock_name("job")
-    if lock is not None:
-        fd = os.open(taken, os.O_CREAT | os.O_EXCL)  # two at once: FileExistsError
-        os.close(fd)
-        os.unlink(taken)
-        lock.release()
-    if sys.argv[1] == "0":  # one process at a time removes names: `prune` has a lock
-        locks.remove_free_names(time.time())
-"""
-
-
-def test_concurrent_removal_and_locking_give_a_name_to_one_process(tmp_path: Path) -> None:
-    program = TAKES.format(path=sys.path, taken=str(tmp_path / "taken"))
-    argv = [sys.executable, "-c", program]
-    several = [subprocess.Popen([*argv, str(number)], stderr=subprocess.PIPE) for number in range(3)]
-    errors = [process.communicate(timeout=100)[1] for process in several]
-    assert [process.returncode for process in several] == [0, 0, 0], errors
 
 
 def test_name_whose_lock_others_may_open_can_be_taken() -> None:

@@ -167,14 +167,6 @@ def test_supervisor_that_gives_no_sign_is_named_with_its_node(slurm_says: Progra
     assert run.end_of_job() == f"Slurm's job {run.record.job} has lost a node; the supervisor was on node n1"
 
 
-def test_words_of_the_command_explain_the_end_of_a_step(slurm_says: Programs) -> None:
-    slurm_says("RUNNING|None|N/A")
-    lines = ["sh: 1: /no/python: not found", "srun: error: n1: task 0: Exited with exit code 127"]
-    for said in (lines, lines[::-1]):
-        assert "/no/python: not found" in SlurmEngine("1").explain("n1", 127, "\n".join(said))
-    assert "exit code 127" in SlurmEngine("1").explain("n1", 127, lines[1])
-
-
 def test_job_of_an_interrupted_submission_is_cancelled(
     slurm_says: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,17 +187,25 @@ def test_job_of_an_interrupted_submission_is_cancelled(
     assert (tmp_path / "cancelled").read_text() == "7\n"
 
 
-def test_node_that_starts_no_step_is_named_with_what_to_do(slurm_says: Programs) -> None:
+_NOT_FOUND, _EXITED = "sh: 1: /no/python: not found", "srun: error: n1: task 0: Exited with exit code 127"
+_BY_THE_WAY = "srun: cluster configuration lacks support for cpu binding"
+_FAILED = "srun: error: Application launch failed: Socket timed out on send/recv operation"
+
+
+def test_failed_step_is_explained_with_what_to_do(slurm_says: Programs) -> None:
     slurm_says("RUNNING|None|N/A")
-    engine, by_the_way = SlurmEngine("1"), "srun: cluster configuration lacks support for cpu binding\n"
-    failed = f"{by_the_way}srun: error: Application launch failed: Socket timed out on send/recv operation"
-    said = engine.explain("n2", 1, failed)
-    assert said.startswith(
-        "n2: Slurm could not start a step there (srun: error: Application launch failed: Socket"
-    )
-    silent = engine.explain_silence("n2", 30.0, by_the_way)
+    engine = SlurmEngine("1")
+    for code, lines, text in (
+        (127, (_NOT_FOUND, _EXITED), "/no/python: not found"),
+        (127, (_EXITED, _NOT_FOUND), "/no/python: not found"),
+        (127, (_EXITED,), "exit code 127"),
+        (1, (_BY_THE_WAY, _FAILED), f"n2: Slurm could not start a step there ({_FAILED[:55]}"),
+        (1, (_BY_THE_WAY, _FAILED), '--slurm "--exclude=n2"'),
+    ):
+        assert text in engine.explain("n2", code, "\n".join(lines)), lines
+    silent = engine.explain_silence("n2", 30.0, f"{_BY_THE_WAY}\n")
     assert silent.startswith("n2: the step of Slurm's job 1 did not answer within 30 s; look at slurmd")
-    assert all('--slurm "--exclude=n2"' in text for text in (said, silent))
+    assert '--slurm "--exclude=n2"' in silent
 
 
 def test_options_of_the_user_change_no_answer(slurm_says: Programs, monkeypatch: pytest.MonkeyPatch) -> None:
