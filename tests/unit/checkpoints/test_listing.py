@@ -49,12 +49,11 @@ def test_missing_and_damaged_files_are_reported(tmp_path: Path) -> None:
     for name in ("no-shard-1", "short-2", "no-index-3", "torn-4", "empty-5", "foreign-6", "pipe-7"):
         write_bundle(tmp_path / name, 300, 7)
     shard_path(tmp_path / "no-shard-1", 1, 2).unlink()
-    os.truncate(shard_path(tmp_path / "short-2", 0, 2), 299)
     for name in ("no-index-3.index", "pipe-7.index"):
         (tmp_path / name).unlink()
     os.mkfifo(tmp_path / "pipe-7.index")
-    os.truncate(tmp_path / "torn-4.index", 60)
-    os.truncate(tmp_path / "empty-5.index", 0)
+    for name, size in {"short-2.data-00000-of-00002": 299, "torn-4.index": 60, "empty-5.index": 0}.items():
+        os.truncate(tmp_path / name, size)
     (tmp_path / "foreign-6.index").write_text("an index of something else, and long enough to be one\n" * 2)
     (tmp_path / "many-8.data-00000-of-99999").write_bytes(b"x")
     (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-9"\n')

@@ -10,15 +10,8 @@ from making import START, attempt_planned, event, exited, job, progressed, ready
 from story import Story
 
 from orchestrator.core.lifecycle.actions import Deadline
-from orchestrator.core.progress.activity import (
-    LATE_S,
-    cluster_of,
-    doing,
-    join_names,
-    late_start,
-    progress_text,
-    waiting_for,
-)
+from orchestrator.core.progress import activity
+from orchestrator.core.progress.activity import LATE_S, cluster_of, doing, late_start, waiting_for
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, Progress
 from orchestrator.core.state.state import RunState, TaskPhase
@@ -93,22 +86,18 @@ def test_activity_of_each_task() -> None:
     assert late_start(gone, START) == "worker:0 waits for worker:1 (succeeded, exit code 0)"
 
 
-def test_progress_text() -> None:
+def test_text_of_progress_and_of_names() -> None:
     rows = [
         (Progress(), ""),
         (Progress(phase="tuning", epoch=3), "epoch 3"),
         (Progress(phase="tuning"), "tuning"),
         (Progress(phase="evaluating", epoch=5, epochs=5, step=3, steps=70), "evaluating step 3/70"),
-        (Progress(phase="predicting"), "predicting"),
         (Progress(phase="saving", epoch=5, step=70), "saving"),
         (Progress(phase="done", epoch=5, epochs=5, step=70, steps=70), "done"),
     ]
-    assert [progress_text(progress) for progress, _ in rows] == [text for _, text in rows]
-
-
-def test_long_list_of_names_is_shortened() -> None:
+    assert [activity.progress_text(progress) for progress, _ in rows] == [text for _, text in rows]
     shown = ["a", "a and b", "a, b and c", "a and 3 others", "a and 7 others"]
-    assert [join_names("abcdefgh"[:count]) for count in (1, 2, 3, 4, 8)] == shown
+    assert [activity.join_names("abcdefgh"[:count]) for count in (1, 2, 3, 4, 8)] == shown
 
 
 def test_slow_start_is_noticed_once() -> None:

@@ -17,7 +17,7 @@ from orchestrator.core.state.events import SignalRequested, Symptom, SymptomKind
 from orchestrator.core.state.result import Cause, CauseKind, RunResult
 
 INTERRUPTED = Symptom(kind=SymptomKind.OWN, exception="KeyboardInterrupt")
-KILL, STOP, CONT, TERM = signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM
+KILL, STOP, CONT, TERM, INT = signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM, signal.SIGINT
 
 
 PLACE = "/home/u/train.py:2"
@@ -86,13 +86,6 @@ def test_task_that_the_failure_began_with() -> None:
     assert [first and first.task for first in firsts] == ["worker:0", "worker:0"]
 
 
-def test_silent_task_is_collateral_only_in_a_cluster() -> None:
-    for serves, end in ((True, "failed because of it"), (False, "failed, too")):
-        story = Story(job(on_failure=FailurePolicy.CONTINUE), serves=serves).ready()
-        story.exits(0, code=3, symptom=UNKNOWN).exits(1, code=4, symptom=UNKNOWN)
-        assert ends(story.result()) == ["failed", end]
-
-
 def test_text_of_a_cause_is_how_the_task_ended() -> None:
     """TensorFlow's own exit codes are described."""
     rows = {
@@ -126,7 +119,7 @@ def sends(story: Story, number: int, by: str = "user", text: str | None = None, 
 
 
 def test_signal_that_was_sent_on_purpose_is_named() -> None:
-    plan = "kill worker:1 at step 20"
+    plan, sent = "kill worker:1 at step 20", "sent by `orch kill`"
     rows = {
         "SIGKILL, sent by `orch kill`": sends(running(), KILL).exits(1, signal=KILL),
         f"SIGKILL, sent by --chaos ({plan})": sends(running(), KILL, "chaos", plan).exits(1, signal=KILL),
@@ -136,20 +129,16 @@ def test_signal_that_was_sent_on_purpose_is_named() -> None:
         ),
         "exit 42: it was asked to end, saved its state and asks for a restart (PreemptionCheckpointHandler),"
         " after SIGTERM, sent by `orch kill`": sends(running(), TERM).exits(1, code=42),
-        "exit 143: it was asked to end by SIGTERM, and did (sent by `orch kill`)": (
-            sends(running(), TERM).exits(1, code=143)
+        f"exit 143: it was asked to end by SIGTERM, and did ({sent})": sends(running(), TERM).exits(
+            1, code=143
         ),
-        "exit 3, after SIGINT, sent by `orch kill`": (
-            sends(running(), signal.SIGINT).exits(1, code=3, symptom=INTERRUPTED)
+        f"exit 3, after SIGINT, {sent}": sends(running(), INT).exits(1, code=3, symptom=INTERRUPTED),
+        f"exit 4, after SIGINT, {sent}": sends(running(), INT).exits(
+            1, code=4, symptom=own("SystemExit: end")
         ),
-        "exit 4, after SIGINT, sent by `orch kill`": (
-            sends(running(), signal.SIGINT).exits(1, code=4, symptom=own("SystemExit: told to end"))
-        ),
-        "exit 5, after SIGINT, sent by `orch kill`": (
-            sends(running(), signal.SIGINT).exits(1, code=5, symptom=UNKNOWN)
-        ),
+        f"exit 5, after SIGINT, {sent}": sends(running(), INT).exits(1, code=5, symptom=UNKNOWN),
         # The task's own error has nothing to do with it.
-        "exit 3": sends(running(), signal.SIGINT).exits(1, code=3, symptom=OWN),
+        "exit 3": sends(running(), INT).exits(1, code=3, symptom=OWN),
     }
     assert [text_of(story.result()) for story in rows.values()] == [*rows]
 
@@ -210,6 +199,13 @@ def test_addresses_numbers_and_paths_in_messages_may_differ() -> None:
     ]
     found = [text_of(raising(own(first), own(second))) for first, second in messages]
     assert found == [f"both workers failed: {first} (train.py:2)" for first, _ in messages]
+
+
+def test_silent_task_is_collateral_only_in_a_cluster() -> None:
+    for serves, end in ((True, "failed because of it"), (False, "failed, too")):
+        story = Story(job(on_failure=FailurePolicy.CONTINUE), serves=serves).ready()
+        story.exits(0, code=3, symptom=UNKNOWN).exits(1, code=4, symptom=UNKNOWN)
+        assert story.ends() == ["failed", end]
 
 
 def test_other_exceptions_during_a_stop() -> None:

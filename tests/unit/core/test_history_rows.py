@@ -10,14 +10,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.progress.history_rows import (
-    LONGEST_ROW,
-    MOST_METRICS,
-    HistoryRow,
-    HistoryRows,
-    thinned,
-    to_columns,
-)
+from orchestrator.core.progress import history_rows
+from orchestrator.core.progress.history_rows import HistoryRow, HistoryRows, thinned, to_columns
 from orchestrator.core.state.events import Progress
 from orchestrator.core.state.result import BadLoss
 
@@ -101,13 +95,15 @@ def test_interval_grows_with_the_number_of_tasks() -> None:
 
 
 def test_metrics_of_a_run_and_bytes_of_a_row_are_bounded() -> None:
-    many = [Progress(step=step, metrics={f"metric {step}": 1.0}) for step in range(3 * MOST_METRICS)]
+    many = [
+        Progress(step=step, metrics={f"metric {step}": 1.0}) for step in range(3 * history_rows.MOST_METRICS)
+    ]
     found = rows_of(many)
-    assert sum("metrics" in row for row in found) == MOST_METRICS
+    assert sum("metrics" in row for row in found) == history_rows.MOST_METRICS
     assert sum("keep" in row for row in found) <= 20
     wide = Progress(step=1, metrics={"\U0001f600" * 48 + str(index): 1.0 for index in range(32)})
     (row,) = HistoryRows().take(0.0, 1, {"worker:0": wide}, {})
-    assert len(row.text) <= LONGEST_ROW and json.loads(row.text)["step"] == 1
+    assert len(row.text) <= history_rows.LONGEST_ROW and json.loads(row.text)["step"] == 1
 
 
 def test_invalid_row_is_ignored() -> None:

@@ -22,7 +22,6 @@ from orchestrator.core.lifecycle.actions import (
 from orchestrator.core.lifecycle.lifecycle import PLAN_MARGIN_S, TEARDOWN_MARGIN_S
 from orchestrator.core.state import events
 from orchestrator.core.state.events import NoticeSource, StopReason, TeardownReason
-from orchestrator.core.state.result import Cause, CauseKind
 from orchestrator.core.state.state import RunPhase, TaskPhase
 from orchestrator.core.text.durations import MAX_DURATION_S
 from orchestrator.engines.slurm import parse_time_left
@@ -98,30 +97,25 @@ def test_end_of_a_run() -> None:
 
 
 def test_text_of_causes() -> None:
-    started = Story(JOB).starts(0).cannot_start(1).result()
-    assert started.cause is not None and "no such file" in started.cause.text
     late = running(timeout_s=30.0)
     assert late.due == (30, Deadline.TIMEOUT)
     assert late.at(30).ordered() == [TearDown(TeardownReason.REQUEST, JOB.grace_s)]
-    assert late.result().cause == Cause(
-        task=None, kind=CauseKind.LIMIT, text="not done after 30 s (--timeout)"
-    )
-    unheld, unended = Story(JOB).at(PLAN_MARGIN_S).result(), running().stops().at(60).result()
-    assert unheld.cause is not None and "did not hold the ports in time" in unheld.cause.text
-    assert unended.cause is not None and "did not end the tasks in time; is it stopped?" in unended.cause.text
-    gone = running().happens(events.TeardownEnded).result().cause
-    assert gone == Cause(task=None, kind=CauseKind.ORCH, text="the run ended before its tasks did")
+    rows = {
+        "no such file": Story(JOB).starts(0).cannot_start(1),
+        "not done after 30 s (--timeout)": late,
+        "did not hold the ports in time": Story(JOB).at(PLAN_MARGIN_S),
+        "did not end the tasks in time; is it stopped?": running().stops().at(60),
+        "the run ended before its tasks did": running().happens(events.TeardownEnded),
+        "over --memory-limit 2 GiB": running().exits(1, signal=KILL, over_limit=(3 << 30, 2 << 30)),
+    }
+    causes = {text: story.result().cause for text, story in rows.items()}
+    assert not [text for text, cause in causes.items() if cause is None or text not in cause.text], causes
 
 
 def test_stop_reason_determines_exit_code_and_grace() -> None:
     quick = {StopReason.CLIENT_GONE: 143, StopReason.OUTPUT_CLOSED: 141, StopReason.SOURCE_CHANGED: 143}
-    slow = {
-        StopReason.TERMINATE: 143,
-        StopReason.HANGUP: 143,
-        StopReason.DOWN: 143,
-        StopReason.INTERRUPT: 130,
-    }
-    for reason, code in (quick | slow).items():
+    slow = dict.fromkeys((StopReason.TERMINATE, StopReason.HANGUP, StopReason.DOWN), 143)
+    for reason, code in (quick | slow | {StopReason.INTERRUPT: 130}).items():
         story = running().stops(reason)
         grace_s = JOB.failure_grace_s if reason in quick else JOB.grace_s
         assert story.ordered() == [TearDown(TeardownReason.REQUEST, grace_s)]
@@ -147,12 +141,14 @@ def test_later_stops_only_shorten_the_grace_period() -> None:
     assert failed.end() == "failed 3: exited worker:0"
 
 
-def test_stop_before_the_plan_prevents_the_start() -> None:
-    story = Story(JOB)
-    plan = Story(JOB).plans().events
-    story.stops().tell(*plan)
+def test_stop_before_the_plan_prevents_the_start_and_events_after_the_end_are_ignored() -> None:
+    story = Story(JOB).stops().tell(*Story(JOB).plans().events)
     assert story.ordered() == [TearDown(TeardownReason.REQUEST, JOB.grace_s)]
     assert (story.end(), story.ends()) == ("stopped 130", ["never started"] * 2)
+    story = running().exits(0, 1).torn_down()
+    before = story.result()
+    story.stops(force=True).loses_agent().happens(events.TeardownEnded).exits(0, code=1)
+    assert story.result() is before and story.due is None
 
 
 def test_lost_agent_is_swept_for_once() -> None:
@@ -162,13 +158,6 @@ def test_lost_agent_is_swept_for_once() -> None:
     assert story.stops().stops(StopReason.CLIENT_GONE).ordered() == []
     story = running().stops().at(JOB.grace_s + TEARDOWN_MARGIN_S)
     assert story.ordered()[1:] == [SweepHost()] and story.due is None
-
-
-def test_events_after_the_end_are_ignored() -> None:
-    story = running().exits(0, 1).torn_down()
-    before = story.result()
-    story.stops(force=True).loses_agent().happens(events.TeardownEnded).exits(0, code=1)
-    assert story.result() is before and story.due is None
 
 
 # -- signals, memory and disks

@@ -19,6 +19,7 @@ STALL = job(stall_timeout_s=5.0)
 LATE = job(start_timeout_s=120.0)
 LIMIT = TearDown(TeardownReason.LIMIT, JOB.failure_grace_s)
 AT_STALL, AT_START = TakeStacks(Deadline.STALL_LIMIT), TakeStacks(Deadline.START_LIMIT)
+LATE_0 = "timed_out 124: limit worker:0"
 STALLED_1, STOPPED_1, LATE_1 = (f"timed_out 124: {kind} worker:1" for kind in ("stalled", "stopped", "limit"))
 
 
@@ -64,6 +65,7 @@ def test_task_that_is_blamed_for_a_silence() -> None:
     waits = stall().at(4).writes(0).at(5).stacks(AT_WORK, IN_TENSORFLOW)
     assert waits.due == (9, Deadline.STALL_LIMIT)  # when the other one reaches the limit
     waits.at(8).writes(0).at(10)
+    fewer = stall().at(1).trains(0, 3).trains(1, 20).at(5.5).writes(0).at(6)
     long = stall().busy(0, 1).at(5).stacks(*both).at(10).stacks(*both).at(15)
     rows = {
         # It was busy in the last sample before it was stopped, and wrote last.
@@ -72,10 +74,7 @@ def test_task_that_is_blamed_for_a_silence() -> None:
         "busy, and then idle": (idle.stacks(*both), STALLED_1),
         "outside TensorFlow": (waits.stacks(IN_TENSORFLOW, AT_WORK), STALLED_1),
         "busy for thrice the limit": (long.stacks(AT_WORK, IN_TENSORFLOW), "timed_out 124: stalled worker:0"),
-        "fewer steps": (
-            stall().at(1).trains(0, 3).trains(1, 20).at(5.5).writes(0).at(6).stacks(*both),
-            STALLED_1,
-        ),
+        "fewer steps": (fewer.stacks(*both), STALLED_1),
         # The output of an ended task is not a sign of life.
         "the end of another": (continued.stacks(AT_WORK, STOPPED), STOPPED_1),
     }
@@ -133,12 +132,9 @@ def test_task_that_is_blamed_for_a_late_start() -> None:
     rows: dict[str, tuple[Story, str]] = {
         "never ready": (never, LATE_1),
         "without a stack": (late(0).at(123).stacks(AT_WORK), LATE_1),
-        "all wait elsewhere": (
-            own.at(123).stacks(AT_WORK, AT_WORK, AT_WORK),
-            "timed_out 124: limit worker:0",
-        ),
+        "all wait elsewhere": (own.at(123).stacks(AT_WORK, AT_WORK, AT_WORK), LATE_0),
         "one waits elsewhere": (other.at(123).stacks(AT_WORK, AT_WORK), LATE_1),
-        "one waits for an ended task": (gone.at(123).stacks(AT_WORK), "timed_out 124: limit worker:0"),
+        "one waits for an ended task": (gone.at(123).stacks(AT_WORK), LATE_0),
         "stopped by hand": (hand.at(123).stacks(AT_WORK, STOPPED), STOPPED_1),
         "stopped while others wait for it": (joining.at(123).stacks(AT_WORK, STOPPED), STOPPED_1),
     }
@@ -173,6 +169,11 @@ def test_start_limit_lasts_from_the_first_ready_task_until_all_have_joined() -> 
     assert (late(0, 1).due, trains.due) == (None, None)
     without_port = late(0).trains(1, 3).due
     assert without_port is None or without_port[1] != Deadline.START_LIMIT
+    # Stacks are taken once when both limits are reached.
+    story = Story(job(stall_timeout_s=5.0, start_timeout_s=5.0)).starts().ready(0)
+    story.ordered()
+    assert story.at(5).reaches(Deadline.START_LIMIT).ordered() == [AT_STALL]
+    assert story.stacks(AT_WORK).end() == "timed_out 124: stalled worker:0"
     # Even while the stacks are taken.
     in_time = late(0).at(123).ready(1).stacks(None, AT_WORK)
     assert (in_time.ordered(), in_time.due) == ([AT_START], None)
@@ -183,13 +184,6 @@ def test_start_limit_lasts_from_the_first_ready_task_until_all_have_joined() -> 
     assert story.at(1).starts(1).due == (1.5, Deadline.START_LIMIT)
     waiting = Story(spec).ready().reports(0, "waiting").trains(1, 1).exits(1, code=3)
     assert waiting.due == (1, Deadline.TASK_RESTART)
-
-
-def test_stacks_are_taken_once_when_both_limits_are_reached() -> None:
-    story = Story(job(stall_timeout_s=5.0, start_timeout_s=5.0)).starts().ready(0)
-    story.ordered()
-    assert story.at(5).reaches(Deadline.START_LIMIT).ordered() == [AT_STALL]
-    assert story.stacks(AT_WORK).end() == "timed_out 124: stalled worker:0"
 
 
 # -- silence without a limit
@@ -218,16 +212,11 @@ def test_silent_and_idle_task_is_reported_and_not_ended() -> None:
 def test_only_the_task_that_blocks_others_is_reported_as_silent() -> None:
     silent = "worker:1 has been silent and idle for 5m: "
     blocks = f"{silent}in load_data (train.py:31), while the other one waits in TensorFlow"
+    waits, all_silent = watched().at(299).writes(0).at(300), watched().at(300)
     rows: dict[str, tuple[Story, tuple[str, ...]]] = {
-        "it waits in TensorFlow for others": (
-            watched().at(299).writes(0).at(300).stacks(AT_WORK, IN_TENSORFLOW),
-            (),
-        ),
-        "all are silent": (watched().at(300).stacks(IN_TENSORFLOW, AT_WORK), (blocks,)),
-        "stopped": (
-            watched().at(300).stacks(IN_TENSORFLOW, STOPPED),
-            (f"{silent}stopped by SIGSTOP",),
-        ),
+        "it waits in TensorFlow for others": (waits.stacks(AT_WORK, IN_TENSORFLOW), ()),
+        "all are silent": (all_silent.stacks(IN_TENSORFLOW, AT_WORK), (blocks,)),
+        "stopped": (watched().at(300).stacks(IN_TENSORFLOW, STOPPED), (f"{silent}stopped by SIGSTOP",)),
         "output": (watched().at(299).writes(0, 1).at(300), ()),
         "work": (watched().busy(0, 1).at(700), ()),
         "progress": (watched().at(299).trains(0, 1).trains(1, 1).at(300), ()),
@@ -262,20 +251,11 @@ def debugger(story: Story, state: str, task: int = 1) -> Story:
 
 def test_debugger_that_is_used_suspends_all_limits() -> None:
     wait = {"debug": (TaskRef(type="worker", index=1),)}
-    limit = (60, Deadline.STALL_LIMIT)
     both = debugger(debugger(debugged("attached"), "attached", 0), "listening")
-    found = {
-        "waiting": debugged("waiting").due,
-        "attached": debugged("attached").due,
-        "will wait": debugged(**wait).due,
-        "another task": both.due,
-        "not used": debugged("listening").due,
-        "will not wait": debugged(**wait, debug_no_wait=True).due,
-    }
-    assert found == dict.fromkeys(("waiting", "attached", "will wait", "another task")) | {
-        "not used": limit,
-        "will not wait": limit,
-    }
+    suspended = [debugged("waiting"), debugged("attached"), debugged(**wait), both]
+    assert [story.due for story in suspended] == [None] * 4
+    unused = [debugged("listening"), debugged(**wait, debug_no_wait=True)]
+    assert [story.due for story in unused] == [(60, Deadline.STALL_LIMIT)] * 2
     assert both.notices[-1] == "the debugger has left worker:1; time limits are still suspended"
     story = debugged("attached").at(300)
     # Reached right before the debugger came.

@@ -9,16 +9,9 @@ from typing import Any
 
 from making import event, exited, planned_task
 
+from orchestrator.core.diagnosis import shortages
 from orchestrator.core.diagnosis.cause import advice_on
-from orchestrator.core.diagnosis.shortages import (
-    FULL_DISK,
-    FULL_DISK_OF_HOST,
-    NO_FILES,
-    NO_PROCESSES,
-    describe_kill,
-    find_shortage,
-    storage_advice,
-)
+from orchestrator.core.diagnosis.shortages import FULL_DISK, find_shortage
 from orchestrator.core.state.events import SignalRequested, Symptom, SymptomKind
 from orchestrator.core.state.state import TaskPhase, TaskState
 from orchestrator.core.text.sizes import format_size, parse_size
@@ -77,7 +70,7 @@ def test_what_a_task_ran_out_of() -> None:
     ]
     found = [lack and lack.text for lack in (find_shortage(task) for task, _ in rows)]
     assert found == [text for _, text in rows]
-    advised = {refused: NO_PROCESSES, full: FULL_DISK, quota: FULL_DISK, files: NO_FILES}
+    advised = {refused: shortages.NO_PROCESSES, full: FULL_DISK, quota: FULL_DISK, files: shortages.NO_FILES}
     assert {error: advice_on(not_started(start_error=error)) for error in advised} == advised
 
 
@@ -85,8 +78,8 @@ def test_signals_of_limits_and_from_outside_are_explained() -> None:
     rows = {signal.SIGXCPU: "CPU time (ulimit -t)", signal.SIGXFSZ: "a file's size (ulimit -f)"}
     lacks = {number: find_shortage(failed(number=number)) for number in rows}
     assert not [number for number, lack in lacks.items() if lack is None or rows[number] not in lack.text]
-    assert "the kernel counted no out-of-memory kill" in describe_kill(killed())
-    assert "likely out of memory" in describe_kill(killed(oom_kills=None))
+    assert "the kernel counted no out-of-memory kill" in shortages.describe_kill(killed())
+    assert "likely out of memory" in shortages.describe_kill(killed(oom_kills=None))
 
 
 def test_full_disk_of_a_host_has_advice_about_that_host() -> None:
@@ -94,7 +87,7 @@ def test_full_disk_of_a_host_has_advice_about_that_host() -> None:
     raised = Symptom(kind=SymptomKind.OWN, exception="OSError: [Errno 28]", advice=FULL_DISK)
     for full in (failed(full_disk=DISK), failed(symptom=raised)):
         assert advice_on(full) == FULL_DISK
-        assert advice_on(replace(full, plan=there)) == FULL_DISK_OF_HOST
+        assert advice_on(replace(full, plan=there)) == shortages.FULL_DISK_OF_HOST
 
 
 def test_run_that_cannot_be_stored_has_advice() -> None:
@@ -108,7 +101,7 @@ def test_run_that_cannot_be_stored_has_advice() -> None:
         "Input/output error": elsewhere,
         "Permission denied": "",
     }
-    found = {reason: storage_advice(f"/x: {reason}") or "" for reason in rows}
+    found = {reason: shortages.storage_advice(f"/x: {reason}") or "" for reason in rows}
     wrong = {reason: advice for reason, advice in found.items() if not advice.startswith(rows[reason])}
     assert not wrong and not found["Permission denied"], wrong
 

@@ -25,13 +25,7 @@ from pydantic import ValidationError
 
 from orchestrator.core.state import events
 from orchestrator.core.state.changes import Matching, changed_tasks
-from orchestrator.core.state.events import (
-    Event,
-    StopReason,
-    TeardownReason,
-    event_line,
-    parse_event,
-)
+from orchestrator.core.state.events import Event, StopReason, TeardownReason, event_line, parse_event
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.state import RunPhase, RunState, TaskPhase, TaskState
 from orchestrator.core.state.tasks import Tasks

@@ -18,11 +18,8 @@ from worker.wire.messages import Stacked
 SAMPLES = Path(__file__).parent / "samples"
 _NAME = re.compile(r"(?P<what>[a-z]+)-\d-worker-(?P<index>\d)-(?P<state>.)\.(?P<how>.*)\.txt")
 
-IN_A_COLLECTIVE = (
-    "tensorflow/python/eager/execute.py:53 quick_execute",
-    "keras/src/trainer.py:1 fit",
-    "train.py:9 main",
-)
+EXECUTES = "tensorflow/python/eager/execute.py:53 quick_execute"
+IN_A_COLLECTIVE = (EXECUTES, "keras/src/trainer.py:1 fit", "train.py:9 main")
 IN_USER_CODE = ("threading.py:324 wait", "train.py:31 load_data", "train.py:9 main")
 
 
@@ -77,7 +74,7 @@ def test_frames_of_real_clusters() -> None:
     assert "(called by TensorFlow in a thread of its own; the main thread:)" in in_thread
     assert in_thread[-1] == "train.py:56 <module>" and len(in_thread) == 12
     frames = cluster("sleep")["worker:0"].frames
-    assert frames[0] == "tensorflow/python/eager/execute.py:53 quick_execute"
+    assert frames[0] == EXECUTES
     keras = "keras/src/utils/traceback_utils.py:117 error_handler"
     assert frames[8:] == ("... 2 more frames ...", keras, "train.py:53 main", "train.py:56 <module>")
     native = cluster("native", "py-spy-native")["worker:1"].frames
@@ -206,47 +203,41 @@ def test_dumps_that_faulthandler_has_cut() -> None:
     assert describe_place(told) == "in recurse (my train.py:3)"
 
 
-PIECES = st.sampled_from(
-    [
-        "Current thread 0x00007fde3e595040 (most recent call first):",
-        "Thread 0x00007f588bf9f6c0 (most recent call first):",
-        'Thread 14118 (idle): "MainThread"',
-        "Thread 14373 (active)",
-        '  File "/usr/lib/python3.11/threading.py", line 975 in run',
-        '  File "/v/lib/python3.11/site-packages/tensorflow/python/eager/execute.py", line 53 in quick_execute',
-        '  File "/v/lib/python3.11/site-packages/tensorflow/python/ops/script_ops.py", line 269 in __call__',
-        '  File "", line ??? in ',
-        "    0x7fd034edff16 (libc.so.6)",
-        "    main (train.py:53)",
-        "    (:3)",
-        "  ...",
-        "...",
-        "",
-    ]
-)
-TEXTS = st.one_of(st.text(), st.lists(st.one_of(PIECES, st.text()), max_size=40).map("\n".join))
-
-
-@given(TEXTS, st.sampled_from(["signal", "py-spy", "none"]), st.none() | st.text(max_size=2))
-def test_any_text_is_parsed(text: str, how: str, state: str | None) -> None:
-    told = to_task_stack(replace(answer(text, how), state=state))
-    assert len(told.frames) <= 12
-    assert told.frames or told.note or how == "none"
-    describe_place(told)
-
-
+PIECES = """\
+Current thread 0x00007fde3e595040 (most recent call first):
+Thread 0x00007f588bf9f6c0 (most recent call first):
+Thread 14118 (idle): "MainThread"
+Thread 14373 (active)
+  File "/usr/lib/python3.11/threading.py", line 975 in run
+  File "/v/lib/python3.11/site-packages/tensorflow/python/eager/execute.py", line 53 in quick_execute
+  File "/v/lib/python3.11/site-packages/tensorflow/python/ops/script_ops.py", line 269 in __call__
+  File "", line ??? in x
+    0x7fd034edff16 (libc.so.6)
+    main (train.py:53)
+    (:3)
+  ...
+...
+"""
+PARTS = st.sampled_from(PIECES.split("\n")) | st.text()
+TEXTS = st.text() | st.lists(PARTS, max_size=40).map("\n".join)
 NAMES = st.sampled_from(["worker:0", "worker:1", "worker:2", "chief:0"])
 COUNTS = st.none() | st.integers(-(2**63), 2**63 - 1)
 PROGRESS = st.builds(Progress, epoch=COUNTS, step=COUNTS, steps_per_s=st.none() | st.floats())
+HOWS = st.tuples(TEXTS, st.sampled_from(["signal", "py-spy", "none"]), st.none() | st.text(max_size=2))
 
 
 @given(
-    st.dictionaries(NAMES, TEXTS.map(lambda text: to_task_stack(answer(text)))),
+    st.dictionaries(NAMES, HOWS),
     st.dictionaries(NAMES, st.floats(allow_nan=True)),
     st.dictionaries(NAMES, PROGRESS),
 )
-def test_named_tasks_are_among_the_requested(
-    stacks: dict[str, TaskStack], quiet_s: dict[str, float], progress: dict[str, Progress]
+def test_any_text_is_parsed_and_a_named_task_is_among_the_requested(
+    texts: dict[str, tuple[str, str, str | None]], quiet_s: dict[str, float], progress: dict[str, Progress]
 ) -> None:
-    task, why = find_blocking_task(stacks, quiet_s, progress)
-    assert (task is None or task in stacks or task in quiet_s) and why
+    stacks = {}
+    for task, (text, how, state) in texts.items():
+        told = stacks[task] = to_task_stack(replace(answer(text, how), state=state))
+        assert len(told.frames) <= 12 and (told.frames or told.note or how == "none")
+        describe_place(told)
+    named, why = find_blocking_task(stacks, quiet_s, progress)
+    assert (named is None or named in stacks or named in quiet_s) and why

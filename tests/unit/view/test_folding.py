@@ -147,15 +147,12 @@ def test_flood_passes_unchanged_after_the_lines_before_it() -> None:
 
 def test_warnings_of_the_same_code_line_fold_with_a_count() -> None:
     folded = Folded("worker:0")
-    shown = []
-    for number in range(25):
-        shown += folded.feed(f"/a/train.py:7: UserWarning: bad sample {number}\n  warnings.warn(text)\n")
-        shown += folded.feed(f"WARNING:tensorflow:{number} calls to <function f at 0x7f{number}> retrace\n")
+    warning = "/a/train.py:7: UserWarning: bad sample {0}\n  warnings.warn(text)\n"
+    logged = "WARNING:tensorflow:{0} calls to <function f at 0x7f{0}> retrace\n"
+    shown = [line for n in range(25) for line in folded.feed(warning.format(n) + logged.format(n))]
     user, native = "/a/train.py:7: UserWarning", "tensorflow:N calls to <function f at N> retrace"
     assert [line.removeprefix("worker:0 | ") for line in shown + folded.finish()] == [
-        "/a/train.py:7: UserWarning: bad sample 0",
-        "  warnings.warn(text)",
-        "WARNING:tensorflow:0 calls to <function f at 0x7f0> retrace",
+        *f"{warning}{logged}".format(0).splitlines(),
         *(f"(repeated {count} times) {text}" for count in (10, 25) for text in (user, native)),
     ]
 
@@ -187,11 +184,9 @@ def _failing() -> Aftermath:
 
 def test_lines_after_the_failure_are_counted_if_they_are_many() -> None:
     peers = [_block("worker:0,2", "x\n" * 2), _block("worker:3", "y\n" * 4)]
+    many = [_block("worker:0", "x\n" * 60), _block("worker:0", "y\n" * 8)]
     rows: list[tuple[list[Block], list[str]]] = [
-        (
-            [_block("worker:0", "x\n" * 60), _block("worker:0", "y\n" * 8)],
-            ["worker:0 | 68 lines after worker:1 failed (orch logs worker:0 shows them)"],
-        ),
+        (many, ["worker:0 | 68 lines after worker:1 failed (orch logs worker:0 shows them)"]),
         (peers, ["worker:0,2-3 | 8 lines after worker:1 failed (orch logs shows them)"]),
         ([_block("worker:0", "saved\nbye\n")], ["worker:0 | saved", "worker:0 | bye"]),
     ]

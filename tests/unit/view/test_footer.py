@@ -66,10 +66,7 @@ def test_part_that_is_done_and_time_left() -> None:
         (Progress(**at_5_of_10), "━━━━──── 50%"),
         (Progress(epoch=4, epochs=4, step=10, steps=10, steps_per_s=1.0), "━━━━━━━━ 100%"),
         (Progress(phase="done"), "━━━━━━━━ 100%"),
-        (
-            Progress(phase="evaluating", epoch=4, epochs=4, step=1, steps=4, steps_per_s=1.0),
-            "━━────── 25% 3s left",
-        ),
+        (Progress(phase="evaluating", epochs=4, step=1, steps=4, steps_per_s=1.0), "━━────── 25% 3s left"),
         (Progress(epoch=3, step=7), ""),
         (Progress(step=7, steps=0, steps_per_s=math.inf), ""),
     ]

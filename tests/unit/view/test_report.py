@@ -38,10 +38,6 @@ def failed(task: int = 2, first: FirstFailure | None = FIRST, **fields: Any) -> 
     return result.model_copy(update=fields)
 
 
-def succeeded(**fields: Any) -> RunResult:
-    return run_result(run_id="digits-1", **fields)
-
-
 def first(**fields: Any) -> FirstFailure:
     return FIRST.model_copy(update=fields)
 
@@ -68,11 +64,21 @@ def test_failure_report_ends_with_cause() -> None:
     ]
 
 
-def test_few_lines_of_a_killed_task_are_quoted_and_no_list_of_faults() -> None:
+def test_quoted_lines_are_few_and_those_of_interest() -> None:
+    """Few of a killed task, no list of faults, and the start of TensorFlow as one."""
     fixed = "orch: Keras 3.15.1 has faults with 2 workers, fixed for this process"
-    lines = (*map(str, range(9)), f"{fixed}: fit, saves")
+    lines: tuple[str, ...] = (*map(str, range(9)), f"{fixed}: fit, saves")
     killed = failed(first=first(exit_code=None, signal=9, exception=None, lines=lines))
     assert quoted(killed) == [*map(str, range(5, 9)), fixed]
+    lines = (
+        "I0000 00:00:1.1 7 port.cc:153] oneDNN custom operations are on. You may see ...",
+        "E0000 00:00:1.1 7 cuda_platform.cc:52] failed call to cuInit: INTERNAL",
+        "Epoch 1/3",
+        "I0000 00:00:1.1 7 grpc_server_lib.cc:467] Started server with target: grpc://127.0.0.1:34711",
+        "ValueError: bad",
+    )
+    begun = "TensorFlow started (2 lines; the log file has them)"
+    assert quoted(failed(first=first(lines=lines))) == [begun, lines[1], "Epoch 1/3", "ValueError: bad"]
 
 
 def test_outcome_is_shown_with_the_longest_name() -> None:
@@ -112,9 +118,9 @@ def test_colour_does_not_change_text_and_timings_are_for_verbose_runs() -> None:
 
 
 def test_success_tells_duration_training_restarts_and_checkpoints() -> None:
-    assert report(succeeded()) == ["orch: digits-1 succeeded"]
+    assert report(run_result(run_id="digits-1")) == ["orch: digits-1 succeeded"]
     trained = Training(epoch=3, epochs=3, step=8, loss=0.52512, metrics={"accuracy": 0.75, "val_loss": None})
-    result = succeeded(took_s=21.3, training=trained)
+    result = run_result(run_id="digits-1", took_s=21.3, training=trained)
     assert report(result, checkpoints="/runs/digits-1/checkpoints") == [
         "orch: digits-1 succeeded after 21s: 3 epochs, loss 0.5251, accuracy 0.75",
         "  checkpoints    /runs/digits-1/checkpoints",
@@ -133,21 +139,13 @@ def test_nothing_is_cut_on_a_narrow_terminal() -> None:
     assert "".join(quoted(result, 80)) == long
 
 
-def test_startup_lines_of_tensorflow_are_folded() -> None:
-    lines = (
-        "I0000 00:00:1.1 7 port.cc:153] oneDNN custom operations are on. You may see ...",
-        "E0000 00:00:1.1 7 cuda_platform.cc:52] failed call to cuInit: INTERNAL",
-        "Epoch 1/3",
-        "I0000 00:00:1.1 7 grpc_server_lib.cc:467] Started server with target: grpc://127.0.0.1:34711",
-        "ValueError: bad",
-    )
-    started = "TensorFlow started (2 lines; the log file has them)"
-    assert quoted(failed(first=first(lines=lines))) == [started, lines[1], "Epoch 1/3", "ValueError: bad"]
-
-
-def test_hundreds_of_tasks_are_shown_as_a_range() -> None:
+def test_hundreds_of_tasks_are_shown_as_a_range_or_counted() -> None:
     lines = report(failed(tasks=tuple(task_end(index, "stopped", **STOPPED) for index in range(300))))
     assert "  other tasks    worker:0, worker:1, worker:3 to worker:299: stopped by orch" in lines
+    for count, named in ((2, "worker:0, worker:1"), (1000, "1,000 tasks")):
+        tasks = tuple(f"worker:{index}" for index in range(count))
+        text = ended_text(Ended("digits-1", tasks, 0, was_live=True))
+        assert text == f"digits-1: stopped {named}; no process is left"
 
 
 def test_hosts_are_named() -> None:
@@ -171,21 +169,17 @@ def test_hosts_are_named() -> None:
 def test_planned_faults_are_reported_in_order_one_line_each() -> None:
     plan, any_task = "kill worker:1 at step 20", "kill any#7 at ready"
     of_1 = partial(FaultReport, fault=plan, task="worker:1")
+    of_any = FaultReport(fault=any_task, task="worker:2", at_s=75.0, detection_s=0.004)
+    ended = "detected in 10ms, all ended in 500ms"
     noticed = {"detection_s": 0.01, "teardown_s": 0.5, "recovery_s": 4.5}
     rows = [
         (FaultReport(fault=plan), f"{plan}: not triggered"),
         (of_1(), f"{plan}: not triggered"),
         (of_1(at_s=0.32), f"{plan}: after 320ms; no task ended because of it"),
-        (
-            FaultReport(fault=any_task, task="worker:2", at_s=75.0, detection_s=0.004),
-            f"{any_task} (worker:2): after 1m15s; detected in 4ms",
-        ),
-        (
-            of_1(at_s=3, **noticed),
-            f"{plan}: after 3.0s; detected in 10ms, all ended in 500ms, training again in 4.5s",
-        ),
+        (of_any, f"{any_task} (worker:2): after 1m15s; detected in 4ms"),
+        (of_1(at_s=3, **noticed), f"{plan}: after 3.0s; {ended}, training again in 4.5s"),
     ]
-    shown = report(succeeded(faults=tuple(fault for fault, _ in rows)))
+    shown = report(run_result(faults=tuple(fault for fault, _ in rows)))
     chaos = [line for line in shown if line.startswith("  chaos")]
     assert chaos == [f"  chaos          {text}" for _, text in rows]
 
@@ -213,10 +207,3 @@ def test_messages_about_preloading_are_for_verbose_runs() -> None:
     assert [event_message(told, None, verbose=True) for told in rows.values()] == [*rows]
     told = [preload(seconds=2.14), event(Noticed, text="by the way", verbose=True), preload()]
     assert [event_message(each, None) for each in told] == [None] * 3
-
-
-def test_many_tasks_that_orch_down_stopped_are_counted() -> None:
-    for count, named in ((2, "worker:0, worker:1"), (1000, "1,000 tasks")):
-        tasks = tuple(f"worker:{index}" for index in range(count))
-        text = ended_text(Ended("digits-1", tasks, 0, was_live=True))
-        assert text == f"digits-1: stopped {named}; no process is left"
