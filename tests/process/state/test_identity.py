@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -82,6 +81,7 @@ def naming(paths: RunPaths, process: subprocess.Popen[bytes]) -> RunView:
 
 
 def test_supervisor_process_is_recognized_without_its_lock_file(paths: RunPaths, start_holder: Start) -> None:
+    paths.lock.chmod(0o644)  # others may open it
     holder = start_holder(paths)
     view = naming(paths, holder)
     assert is_supervisor_alive(view.record, paths)
@@ -104,35 +104,48 @@ def test_process_that_only_a_record_names_is_not_the_supervisor(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to change an owner")
-def test_supervisor_is_not_signalled_for_the_record_of_another_user(
+def test_record_of_another_user_names_no_process_of_root(
     paths: RunPaths, start_holder: Start, orch: Orch
 ) -> None:
+    """Also if root uses the state of that user."""
     holder = start_holder(paths)
     naming(paths, holder)
     os.chown(paths.record, ORDINARY, ORDINARY)
     view = RunView.open(paths)
     assert view is None or not signal_supervisor(view.record, paths, signal.SIGTERM)
     orch("down", "--force", paths.run_id)
+    for path in (paths.root, *paths.root.rglob("*")):
+        os.chown(path, ORDINARY, ORDINARY)
+    accept_owner(ORDINARY)
+    try:
+        view = RunView.open(paths)
+        assert view is not None and not signal_supervisor(view.record, paths, signal.SIGKILL)
+        os.chown(paths.root, os.geteuid(), 0)
+        assert signal_supervisor(view.record, paths, signal.SIGCONT)
+    finally:
+        forget_accepted_owners()
     assert lives(holder.pid)
 
 
-@pytest.mark.parametrize("other", ["start", "boot", "no start", "no boot"])
-def test_reused_pid_is_not_the_supervisor(
-    other: str, paths: RunPaths, start_holder: Start, orch: Orch
-) -> None:
+def test_reused_pid_is_not_the_supervisor(paths: RunPaths, start_holder: Start, orch: Orch) -> None:
     holder = start_holder(paths)
     ticks = start_ticks(holder.pid)
     assert ticks is not None
-    fields: dict[str, object] = {"supervisor_pid": holder.pid, "supervisor_start_ticks": ticks}
-    fields |= {
-        "start": {"supervisor_start_ticks": ticks + 1},
-        "boot": {"boot_id": "another"},
-        "no start": {"supervisor_start_ticks": 0},
-        "no boot": {"boot_id": ""},
-    }[other]
-    view = change(paths, **fields)
-    assert not view.is_live
-    assert not signal_supervisor(view.record, paths, signal.SIGKILL)
+    right: dict[str, object] = {
+        "supervisor_pid": holder.pid,
+        "supervisor_start_ticks": ticks,
+        "boot_id": boot_id(),
+    }
+    assert change(paths, **right).is_live
+    for other in (
+        {"supervisor_start_ticks": ticks + 1},
+        {"supervisor_start_ticks": 0},
+        {"boot_id": "another"},
+        {"boot_id": ""},
+    ):
+        view = change(paths, **right | other)
+        assert not view.is_live
+        assert not signal_supervisor(view.record, paths, signal.SIGKILL)
     assert orch("down", paths.run_id).code == 0
     assert orch("status", paths.run_id).code == 0
     assert lives(holder.pid)
@@ -147,11 +160,10 @@ def test_last_run_of_a_live_session_is_dead(start_holder: Start) -> None:
 
 
 def test_run_of_another_boot_is_lost_and_nothing_is_ended(paths: RunPaths, orch: Orch) -> None:
-    run = paths.run_id
     change(paths, boot_id="another")
-    with subprocess.Popen(["sleep", "600"], env={**os.environ, "ORCH_RUN_ID": run}) as process:
+    with subprocess.Popen(["sleep", "600"], env={**os.environ, "ORCH_RUN_ID": paths.run_id}) as process:
         until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
-        assert json.loads(orch("status", paths.run_id, "--json").out)["run"]["state"] == "lost"
+        assert orch("status", paths.run_id, "--json").document["run"]["state"] == "lost"
         assert orch("down", paths.run_id).code == 0
         assert orch("wait", paths.run_id).code == 125
         assert lives(process.pid)
@@ -174,32 +186,25 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_process_decides_where_locks_do_not_work(
-    paths: RunPaths, no_locks: None, start_holder: Start
+    paths: RunPaths, no_locks: None, start_holder: Start, tmp_path: Path
 ) -> None:
+    """A run is refused there."""
     assert locks.probe(paths.lock) is locks.Held.UNKNOWN
-    view = RunView.open(paths)
-    assert view is not None
-    assert view.liveness is Liveness.DEAD
+    assert change(paths).liveness is Liveness.DEAD
     assert naming(paths, start_holder(paths)).liveness is Liveness.LIVE
+    with pytest.raises(UsageError, match="cannot be locked"):
+        locks.Lock.acquire(tmp_path / "lock")
 
 
 def test_run_of_unknown_liveness_is_reported_and_left_alone(
     paths: RunPaths, no_locks: None, cold_orch: Orch
 ) -> None:
-    view = change(paths, boot_id="another", host="elsewhere")
-    assert view.liveness is Liveness.UNKNOWN
-    status = cold_orch("status", paths.run_id)
-    assert status.code == 0 and "is unknown" in status.err
-    for verb in ("wait", "down"):
-        output = cold_orch(verb, paths.run_id)
-        assert output.code == 125
-        assert "is unknown" in output.err and "elsewhere" in output.err
+    assert change(paths, boot_id="another", host="elsewhere").liveness is Liveness.UNKNOWN
+    for verb, code in (("status", 0), ("wait", 125), ("down", 125)):
+        done = cold_orch(verb, paths.run_id)
+        assert done.code == code and "is unknown" in done.err
+        assert "elsewhere" in done.err or verb == "status"
     assert not paths.result.exists()
-
-
-def test_run_is_refused_where_files_cannot_be_locked(no_locks: None, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be locked"):
-        locks.Lock.acquire(tmp_path / "lock")
 
 
 @pytest.mark.parametrize("lock", ["replaced", "gone", "a directory"])
@@ -232,12 +237,6 @@ def test_run_of_another_user_is_skipped_and_named(paths: RunPaths) -> None:
     assert [f"{paths.root}: belongs to the user {ORDINARY}" in text for text in found.skipped] == [True]
 
 
-def test_host_and_boot_of_this_machine_are_recognized(orch: Orch) -> None:
-    record = orch.run("-n", "1", script="pass").record
-    assert (record["host"], record["boot_id"]) == (platform.node(), boot_id())
-    assert record["supervisor_start_ticks"] > 0
-
-
 def test_open_view_sees_the_end_of_a_run_whose_directory_is_removed(paths: RunPaths) -> None:
     lock = locks.Lock.acquire(paths.lock)
     assert lock is not None
@@ -262,24 +261,3 @@ def test_lock_that_others_may_open_does_not_make_a_run_live(paths: RunPaths, orc
         assert not view.is_live
         assert orch("down", paths.run_id).code == 0
         assert paths.result.exists()
-
-
-def test_live_run_whose_lock_others_may_open_is_live(paths: RunPaths, start_holder: Start) -> None:
-    paths.lock.chmod(0o644)
-    assert naming(paths, start_holder(paths)).is_live
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to use the state of another user")
-def test_record_of_another_user_names_no_process_of_root(paths: RunPaths, start_holder: Start) -> None:
-    holder = start_holder(paths)
-    view = naming(paths, holder)
-    for path in (paths.root, *paths.root.rglob("*")):
-        os.chown(path, ORDINARY, ORDINARY)
-    accept_owner(ORDINARY)
-    try:
-        assert not signal_supervisor(view.record, paths, signal.SIGKILL)
-        os.chown(paths.root, os.geteuid(), 0)
-        assert signal_supervisor(view.record, paths, signal.SIGCONT)
-    finally:
-        forget_accepted_owners()
-    assert lives(holder.pid)
