@@ -25,29 +25,6 @@ from orchestrator.store.runs.leftovers import end_leftovers
 from orchestrator.store.runs.paths import RunPaths
 from worker.wire.messages import Empty, Exited, Started, Stop
 
-# Its child is in the task's group. Both log the signal. They sleep in short intervals, because a signal that arrives
-# right before a sleep is handled after it.
-WITH_A_CHILD = """
-import os, signal, time
-def log_signal(*_):
-    os.write(1, b"parent got it\\n" if os.getpid() == leader else b"child got it\\n")
-leader = os.getpid()
-signal.signal(signal.SIGUSR1, log_signal)
-print("parent up" if os.fork() else "child up", flush=True)
-while True:
-    time.sleep(0.1)
-"""
-
-
-def test_signal_reaches_the_whole_group(agent: Driver) -> None:
-    agent.start("a", python(WITH_A_CHILD))
-    # A child that was just forked may lose signals.
-    for said in ("child up", "parent up"):
-        agent.wait_for_line("a", said)
-    agent.signal("a", signal.SIGUSR1)
-    for said in ("parent got it", "child got it"):
-        agent.wait_for_line("a", said)
-
 
 def test_signal_reaches_only_the_named_task(agent: Driver) -> None:
     for name in "ab":

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
+import contextlib
 import select
 import subprocess
 import sys
@@ -32,48 +31,41 @@ def test_logs_of_four_flooding_tasks_are_complete(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     logs.mkdir()
     shown = tmp_path / "shown"
-    out_fd = os.open(shown, os.O_WRONLY | os.O_CREAT)
-    view = PlainView(Output(out_fd), Output(2), LineStyle())
     writers = []
-    try:
-        with LogStore(Directory.at(logs)) as store, LogReader(logs) as reader:
-            for task in TASKS:
-                store.add(task, 1, log_name(task))
-                fd = os.open(logs / log_name(task), os.O_WRONLY | os.O_APPEND)
-                writers.append(subprocess.Popen([sys.executable, "-c", WRITER, task], stdout=fd))
-                os.close(fd)
-            _index_and_show(store, reader, view, writers)
-            for task in TASKS:
-                store.finish(task, time.monotonic())
-            while chunks := reader.read():
-                view.show(chunks)
-            view.finish()
-            assert reader.read_unindexed() == []
+    with (
+        shown.open("wb") as out,
+        LogStore(Directory.at(logs)) as store,
+        LogReader(logs) as reader,
+        contextlib.ExitStack() as stack,
+    ):
+        view = PlainView(Output(out.fileno()), Output(2), LineStyle())
+        for task in TASKS:
+            store.add(task, 1, log_name(task))
+            with (logs / log_name(task)).open("ab") as log:
+                writers.append(subprocess.Popen([sys.executable, "-c", WRITER, task], stdout=log))
+            stack.enter_context(writers[-1])
+            stack.callback(writers[-1].kill)
+        # Index and read the logs in one loop.
+        poller = select.poll()
+        if store.fileno() >= 0:
+            poller.register(store.fileno(), select.POLLIN)
+        wait: float | None = 0.0
+        while any(writer.poll() is None for writer in writers):
+            poller.poll(20 if wait is None else min(20, wait * 1000))
+            wait = store.poll(time.monotonic())
+            view.show(reader.read())
+        for task in TASKS:
+            store.finish(task, time.monotonic())
+        while chunks := reader.read():
+            view.show(chunks)
+        view.finish()
+        assert reader.read_unindexed() == []
         assert [writer.wait() for writer in writers] == [0, 0, 0, 0]
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.wait()
-        os.close(out_fd)
     lines = shown.read_text().splitlines()
     assert len(lines) == LINES * len(TASKS)
     for task in TASKS:
-        mine = [line for line in lines if line.startswith(f"{task} | ")]
-        assert mine == [f"{task} | {task} line {n} of a flood" for n in range(LINES)]
-        raw = (logs / log_name(task)).read_text()
-        assert raw == "".join(f"{task} line {n} of a flood\n" for n in range(LINES))
-    assert all(re.match(r"worker:\d \| worker:\d line ", line) for line in lines)
-
-
-def _index_and_show(
-    store: LogStore, reader: LogReader, view: PlainView, writers: list[subprocess.Popen[bytes]]
-) -> None:
-    """Index and read the logs in one loop until all writers have exited."""
-    poller = select.poll()
-    if store.fileno() >= 0:
-        poller.register(store.fileno(), select.POLLIN)
-    wait: float | None = 0.0
-    while any(writer.poll() is None for writer in writers):
-        poller.poll(20 if wait is None else min(20, wait * 1000))
-        wait = store.poll(time.monotonic())
-        view.show(reader.read())
+        written = [f"{task} line {n} of a flood" for n in range(LINES)]
+        assert [line for line in lines if line.startswith(f"{task} | ")] == [
+            f"{task} | {line}" for line in written
+        ]
+        assert (logs / log_name(task)).read_text().splitlines() == written

@@ -73,7 +73,8 @@ def test_task_dumps_its_own_stacks(busy: Driver, task: str) -> None:
     assert places(answer)[-3:] == ["inner", "outer", "<module>"]
     file = busy.directory / f"{task}.stacks"
     assert file.read_bytes()[answer.offset : answer.offset + answer.length].decode() == answer.text
-    assert answer.file == str(file)
+    assert (answer.file, file.stat().st_mode & 0o777) == (str(file), 0o600)
+    assert "in inner" not in busy.text(task)
 
 
 def test_each_request_gets_its_own_dump(busy: Driver) -> None:

@@ -1,7 +1,9 @@
-"""Debuggers in a task: debugpy with a client of its protocol, and `breakpoint()` without a terminal."""
+"""Debuggers in a task: debugpy with a client of its protocol, `breakpoint()` without a terminal, and stacks."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 from pathlib import Path
 
@@ -47,20 +49,16 @@ def script(directory: Path, text: str) -> Path:
 
 
 def test_a_client_stops_at_breakpoints_of_both_kinds(tmp_path: Path) -> None:
-    train = script(tmp_path, "x = 6\ny = x * 7\nprint('y is', y)\nx = 5\nbreakpoint()\nprint('after')\n")
+    train = script(tmp_path, "y = 42\nprint('y is', y)\nx = 5\nbreakpoint()\nprint('after')\n")
     with running(tmp_path, [train], debugger={"port": 0, "waits": True}) as task:
         port = task.wait_for_first("debugger")["port"]
         with DapClient(port) as client:
-            client.attach(train, 3)
-            thread = client.stopped()
-            assert client.evaluate(thread, "x + y") == "48"
-            assert "y is" not in task.output
+            client.attach(train, 2)
+            for expression, value, shown in (("y", "42", ""), ("x", "5", "y is 42\n")):
+                thread = client.stopped()
+                assert (client.evaluate(thread, expression), task.output) == (value, shown)
+                client.resume(thread)
             task.wait_for_report(debugger={"state": "attached", "port": port})
-            client.resume(thread)
-            thread = client.stopped()
-            assert client.evaluate(thread, "x") == "5"
-            assert task.output == "y is 42\n"
-            client.resume(thread)
             assert task.wait() == 0
         assert task.output == "y is 42\nafter\n"
 
@@ -76,3 +74,41 @@ def test_a_debugger_without_a_client_takes_another_port_and_changes_nothing(tmp_
             assert task.wait_for_first("debugger")["port"] != port
             assert task.wait() == 0
     assert task.output == "False\n"
+
+
+# -- a signal writes the stacks of all threads; the signal stays the script's to take
+
+
+STACKS = int(signal.SIGURG)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "import signal; signal.signal(signal.SIGURG, lambda *_: print('mine', flush=True))",
+        "import faulthandler, signal, sys; faulthandler.register(signal.SIGURG, file=sys.stdout)",
+    ],
+)
+def test_a_script_that_takes_the_signal_is_reported(tmp_path: Path, claim: str) -> None:
+    script = "import threading\n" + claim + "; print('ready', flush=True)\nthreading.Event().wait()"
+    with running(tmp_path, ["-c", script]) as task:
+        task.wait_for_report(stacks=STACKS)
+        task.wait_for_report(stacks=None)
+        task.wait_for_line("ready")
+        task.process.send_signal(STACKS)
+        # After that line it may be anywhere in the module.
+        task.wait_for_line("mine" if "mine" in claim else "in <module>")
+        assert task.stacks_file.read_text() == ""
+
+
+def test_a_crash_prints_the_stacks(tmp_path: Path) -> None:
+    task = finished(tmp_path, ["-c", "import ctypes; ctypes.string_at(8)"])
+    assert task.wait() == -signal.SIGSEGV
+    assert "Fatal Python error: Segmentation fault" in task.output and "in string_at" in task.output
+
+
+def test_permission_to_trace_does_not_disturb_the_script(tmp_path: Path) -> None:
+    """A kernel without Yama does not know the call. Only a task with a tracer imports ctypes."""
+    script = "import sys; print('ctypes' in sys.modules)"
+    assert finished(tmp_path, ["-c", script], tracer=os.getpid()).output == "True\n"
+    assert finished(tmp_path, ["-c", script]).output == "False\n"
