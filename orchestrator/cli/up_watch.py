@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def run_watching(
     """
     require_watchfiles(_SOURCE)
     wanted, number, last = request, 0, Ended(ExitCode.OK)
-    with closing(OwnSupervisor()) as own:
+    with closing(OwnSupervisor()) as own, early or nullcontext():
         if early is not None and not request.display.warm_s:
             own.adopt(early)
         while True:

@@ -16,7 +16,6 @@ from warm_command import ECHO, WarmOrch
 from orchestrator.supervisor.kept import memory_pressure
 
 _ROOT = Path(__file__).parents[4]
-_MINE = "import time; BEGAN = time.monotonic_ns()"
 
 
 def warm_rows(warm: WarmOrch, *words: str) -> list[dict[str, object]]:
@@ -46,7 +45,7 @@ def test_runs_that_do_not_use_the_processes(shared: WarmOrch, holder: psutil.Pro
     """--warm=off, no terminal, and refused settings."""
     assert shared("up", "--warm=off", *ECHO).code == 0
     assert shared.supervisor() != holder.pid == shared.until_waiting().pid
-    assert shared.orch("up", *ECHO, env={}).code == 0
+    assert shared.orch.within("up", *ECHO).code == 0
     assert shared.supervisor() != holder.pid == shared.until_waiting().pid
     for wrong in ("--warm=soon", "--workers=many"):
         assert shared("up", wrong, *ECHO).code == 2
@@ -79,10 +78,11 @@ def test_only_this_user_may_connect(shared: WarmOrch, holder: psutil.Process) ->
         assert [str(each.laddr).rpartition("/")[2] for each in sockets] == ["socket"] * (process == holder)
 
 
-@pytest.mark.parametrize("change", ["umask 027", "ulimit -n 1000", "trap '' TERM", "nice"])
-def test_changed_inheritance_starts_cold(warm: WarmOrch, change: str) -> None:
+def test_changed_inheritance_starts_cold(warm: WarmOrch) -> None:
+    """Each of these alone: test_warm_equals_cold."""
     tells = ("--", "sh", "-c", "umask; ulimit -n; grep SigIgn /proc/self/status; nice")
-    before = ("nice", "-n", "1") if change == "nice" else ("sh", "-c", f'{change}; exec "$@"', "sh")
+    changes = "umask 027; ulimit -n 1000; trap '' TERM"
+    before = ("nice", "-n", "1", "sh", "-c", f'{changes}; exec "$@"', "sh")
     cold = warm("up", *tells, before=before)
     warm("up", "--warm", *tells)
     holder = warm.until_waiting()
@@ -97,9 +97,9 @@ def test_changed_inheritance_starts_cold(warm: WarmOrch, change: str) -> None:
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_own_modules_are_imported_by_each_run(warm: WarmOrch, is_installed: bool) -> None:
     """Also those of --preload, unless a package manager has installed them."""
-    beside = warm.orch.directory / f"beside-{is_installed}"
+    beside = warm.orch.directory / "beside"
     beside.mkdir()
-    (beside / "mine.py").write_text(_MINE)
+    (beside / "mine.py").write_text("import time; BEGAN = time.monotonic_ns()")
     if is_installed:
         (beside / "mine-1.0.dist-info").mkdir()
     script = warm.orch.script("look.py", "import mine; print(mine.BEGAN)")
@@ -116,24 +116,17 @@ def test_own_modules_are_imported_by_each_run(warm: WarmOrch, is_installed: bool
         warm.until_waiting()
     assert warm.orch.preloads(run)[0]["seconds"] == 0
     assert len(found) == (1 if is_installed else 4)
-
-
-def test_preload_of_own_modules_alone_has_no_effect(warm: WarmOrch) -> None:
-    beside = warm.orch.directory / "alone"
-    beside.mkdir()
-    (beside / "mine.py").write_text(_MINE)
-    script = warm.orch.script("look.py", "import mine")
-    words = ("--preload", "mine", "--", sys.executable, script)
-    done = warm("up", "--warm", *words, env={"PYTHONPATH": str(beside)})
-    assert done.code == 0 and "--preload has no effect: mine is not an installed package" in done.err
-    assert warm.orch.methods(warm.orch.run_dirs()[-1]) == {"spawn"}
+    if not is_installed:
+        alone = warm("up", "--warm", *words[2:], env={"PYTHONPATH": str(beside)})
+        assert "--preload has no effect: mine is not an installed package" in alone.err
+        assert warm.orch.methods(warm.orch.run_dirs()[-1]) == {"spawn"}
 
 
 # -- how long they stay
 
 
 def test_without_a_terminal_or_the_option_nothing_stays(warm: WarmOrch) -> None:
-    done = warm.orch("-v", "up", "--warm", *ECHO, env={})
+    done = warm.orch.within("-v", "up", "--warm", *ECHO)
     assert done.code == 0 and "--warm is off: there is no terminal" in done.err
     assert warm("up", *ECHO).code == 0
     until_gone(*(warm.orch.record(run)["supervisor_pid"] for run in warm.orch.run_dirs()))

@@ -23,7 +23,7 @@ from orchestrator.client.warm import choose_start
 from orchestrator.client.warm_list import stop_holders, warm_rows
 from orchestrator.links.control import listen_in
 from orchestrator.links.kept import Holding, conditions, take_over
-from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
+from orchestrator.links.supervisor_link import start_supervisor
 from orchestrator.store.directory import Directory
 from orchestrator.store.ownership import accept_owner, forget_accepted_owners
 from orchestrator.store.runs.liveness import start_ticks
@@ -35,17 +35,9 @@ from orchestrator.store.runs.record import boot_id
 @contextmanager
 def forged(directory: Path, pid: int) -> Iterator[tuple[Directory, Holding]]:
     """The place of a directory, with the lock held by this process and a description that names another one."""
-    holding = Holding(
-        directory=str(directory),
-        conditions={},
-        pid=pid,
-        start_ticks=start_ticks(pid) or 0,
-        boot_id=boot_id(),
-        since=time.time(),
-        idle_s=600.0,
-        until=time.time() + 600.0,
-        runs=1,
-    )
+    ticks, now = start_ticks(pid) or 0, time.time()
+    times = {"start_ticks": ticks, "since": now, "idle_s": 600.0, "until": now + 600.0}
+    holding = Holding(directory=str(directory), conditions={}, pid=pid, boot_id=boot_id(), runs=1, **times)
     with make_warm() as every, every.make(warm_name(str(directory))) as place:
         lock = Lock.acquire_in(place, "lock")
         assert lock is not None
@@ -79,27 +71,23 @@ def listening(place: Directory, serve: Callable[[socket.socket], None], user: in
     place.unlink("socket")
 
 
-@pytest.fixture
-def early() -> Iterator[SupervisorLink]:
-    with start_supervisor() as link:
-        yield link
-
-
 @needs_root
-@pytest.mark.parametrize("why", ["hosts", "another user"])
-def test_never_with_hosts_or_files_of_another_user(tmp_path: Path, early: SupervisorLink, why: str) -> None:
-    hosts = {"hosts": "elsewhere:1"} if why == "hosts" else {}
-    up = load_request(1, ["true"], tmp_path, hosts)
-    # With --watch it needs no terminal.
-    up = replace(up, display=replace(up.display, warm_s=600.0, watch="*.yaml"))
-    try:
-        if why == "another user":
-            accept_owner(ORDINARY)
-        start = choose_start(up, early)
-    finally:
-        forget_accepted_owners()
-    words = {"hosts": "the run's tasks are on other hosts", "another user": "the state directory belongs to"}
-    assert start.warm is None and words[why] in start.notes[0]
+def test_never_with_hosts_or_files_of_another_user(tmp_path: Path) -> None:
+    for hosts, said in (
+        ({"hosts": "elsewhere:1"}, "the run's tasks are on other hosts"),
+        ({}, "the state directory belongs to"),
+    ):
+        up = load_request(1, ["true"], tmp_path, hosts)
+        # With --watch it needs no terminal.
+        up = replace(up, display=replace(up.display, warm_s=600.0, watch="*.yaml"))
+        try:
+            if not hosts:
+                accept_owner(ORDINARY)
+            with start_supervisor() as early:
+                start = choose_start(up, early)
+        finally:
+            forget_accepted_owners()
+        assert start.warm is None and said in start.notes[0]
 
 
 def test_holder_that_leaves_after_its_greeting(warm: WarmOrch) -> None:
@@ -164,17 +152,6 @@ def test_links_in_the_place_of_holders_are_not_followed(tmp_path: Path) -> None:
     assert len([*elsewhere.iterdir()]) == 3
 
 
-def test_files_of_a_killed_holder_are_removed(warm: WarmOrch) -> None:
-    warm("up", "--warm", *ECHO)
-    holder = warm.until_waiting()
-    holder.kill()
-    until_gone(holder.pid)
-    (place,) = warm.places
-    assert (place / "holder.json").exists()
-    assert "no processes are kept warm" in warm.orch.within("warm").err
-    assert warm.places == []
-
-
 def test_client_without_a_request_does_not_end_the_holder(warm: WarmOrch) -> None:
     warm("up", "--warm", *ECHO)
     holder = warm.until_waiting()
@@ -186,19 +163,26 @@ def test_client_without_a_request_does_not_end_the_holder(warm: WarmOrch) -> Non
         assert warm("up", *ECHO).lines == ["worker:0 | said"], sends
         assert warm.supervisor() == holder.pid
         warm.until_waiting()
+    # The files of a killed one are removed.
+    holder.kill()
+    until_gone(holder.pid)
+    (place,) = warm.places
+    assert (place / "holder.json").exists()
+    assert "no processes are kept warm" in warm.orch.within("warm").err
+    assert warm.places == []
 
 
 @pytest.mark.slow
 def test_client_that_asks_nothing_does_not_keep_the_holder(warm: WarmOrch) -> None:
-    """It is dropped after 10 s."""
+    """The client is dropped after 10 s."""
     warm("up", "--warm", *ECHO)
     holder = warm.until_waiting()
-    file = warm.places[0] / "socket"
-    before = file.stat().st_ctime_ns
+    (place,) = warm.places
+    before = (place / "socket").stat().st_ctime_ns
     found = take_over(str(warm.orch.directory))
     assert found is not None
     with found[0] as connection:
         assert connection.recv(1) == b""
-        assert file.stat().st_ctime_ns == before  # it has listened meanwhile
+        assert (place / "socket").stat().st_ctime_ns == before  # it has listened meanwhile
         assert warm("up", *ECHO).lines == ["worker:0 | said"]
     assert warm.supervisor() == holder.pid

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,7 @@ from warm_command import WarmOrch
 
 from orchestrator.client.launch import load_request
 from orchestrator.client.source_watch import SourceWatch, local_sources, remove_stale_code, syntax_error
+from orchestrator.client.stop import STOP_MARGIN_S
 from orchestrator.request.command.source_tree import MAX_FILES
 
 TRAINS = """
@@ -89,18 +91,6 @@ def test_save_of_the_same_second_and_length_is_run(warm: WarmOrch, script: str, 
     started.finish()
 
 
-def test_run_that_ended_starts_again(warm: WarmOrch) -> None:
-    script = warm.orch.script("train.py", "print('said 1 here'); exit(3)")
-    started = watching(warm, "--", sys.executable, script)
-    until(lambda: "waiting until one of" in started.err)
-    assert "worker:0 failed" in started.err.replace("\n", " ") or "exit 3" in started.err
-    warm.orch.script("train.py", "print('said 2 here')")
-    started.until_out("said 2")
-    until(lambda: started.err.count("waiting until one of") == 2)
-    started.signal(signal.SIGINT)
-    assert started.finish().code == 130
-
-
 def test_missing_module_and_wrong_settings_are_awaited(warm: WarmOrch, script: str) -> None:
     part = warm.orch.directory / "part.py"
     part.rename(warm.orch.directory / "away")
@@ -113,6 +103,12 @@ def test_missing_module_and_wrong_settings_are_awaited(warm: WarmOrch, script: s
     until(lambda: "orch.toml" in started.err and "waiting until a file changes" in started.err)
     warm.orch.script("orch.toml", "workers = 2")
     started.until_out("worker:1 | said 1")
+    # A run that has ended starts again, too.
+    warm.orch.script("part.py", "exit(3)")
+    until(lambda: started.err.count("waiting until one of") == 2)
+    assert "exit 3" in started.err
+    warm.orch.script("part.py", "VALUE = 2")
+    started.until_out("worker:1 | said 2")
     started.signal(signal.SIGTERM)
     assert started.finish().code == 143
 
@@ -167,7 +163,8 @@ def test_killed_client_leaves_nothing(warm: WarmOrch, script: str) -> None:
     until_gone(supervisor.pid, *(child.pid for child in children))
 
 
-def test_wrong_requests_are_refused(orch: Orch, script: str) -> None:
+def test_wrong_requests_are_refused_at_once(orch: Orch, script: str) -> None:
+    began = time.monotonic()
     refused = {
         ("--watch", "--", "sleep", "1"): "has no Python source in this directory",
         ("--watch", "-d", "--", "train.py"): "leave out --detach",
@@ -176,6 +173,7 @@ def test_wrong_requests_are_refused(orch: Orch, script: str) -> None:
     for words, reason in refused.items():
         done = orch("up", *words)
         assert done.code == 2 and reason in done.err and not orch.run_dirs(), words
+    assert time.monotonic() - began < STOP_MARGIN_S
 
 
 @pytest.fixture
@@ -205,14 +203,12 @@ def test_only_sources_count(tmp_path: Path, watch: Callable[[str], SourceWatch])
 
 
 def test_removed_and_touched_files_count(tmp_path: Path, watch: Callable[[str], SourceWatch]) -> None:
-    watched = watch("sources")
-    os.utime(tmp_path / "train.py", (1, 1))
-    until(watched.has_changed)
-    assert watched.changed == (tmp_path / "train.py",)
-    watched = watch("sources")
-    (tmp_path / "train.py").unlink()
-    until(watched.has_changed)
-    assert watched.changed == (tmp_path / "train.py",)
+    script = tmp_path / "train.py"
+    for change in (lambda: os.utime(script, (1, 1)), script.unlink):
+        watched = watch("sources")
+        change()
+        until(watched.has_changed)
+        assert watched.changed == (script,)
 
 
 def test_too_much_source_watches_all_of_it(tmp_path: Path) -> None:
