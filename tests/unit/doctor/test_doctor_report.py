@@ -15,10 +15,9 @@ from orchestrator.host.checks.context import Context
 from orchestrator.host.strategies import FIXED_KERAS, Works, strategies
 from worker.bootstrap.keras_fix import FIRST_KNOWN, FIRST_UNKNOWN
 
-NO_AVX = {"files": {"proc/cpuinfo": "flags\t\t: fpu\n"}}
 # A note, two warnings and a problem.
 SICK: dict[str, Any] = {
-    **NO_AVX,
+    "files": {"proc/cpuinfo": "flags\t\t: fpu\n"},
     "limits": {resource.RLIMIT_NOFILE: 100},
     "now": 0.0,
     "addresses": lambda: ("10.0.0.7",),
@@ -44,6 +43,7 @@ def test_finding_has_a_line_and_its_fix_below(machine: HealthyMachine) -> None:
     assert shown.startswith("each task may open 100 files") and shown.endswith("(ulimit -Sn)")
     assert text[at + 1].strip() == "fix: ulimit -n 1024"
     assert text[-1] == "1 problem, 2 warnings"
+    assert count_text(machine.findings()) == "no problems, no warnings"
 
 
 def test_quiet_shows_warnings_and_problems_only(machine: HealthyMachine) -> None:
@@ -85,22 +85,18 @@ def test_document_has_every_finding(machine: HealthyMachine) -> None:
 
 
 def test_document_has_the_documented_fields(machine: HealthyMachine) -> None:
-    found = document(machine.context())
+    found = document(machine.context(spec={"roles": {"worker": 2, "chief": 1, "ps": 3}}))
     assert list(found) == [
         *("schema_version", "healthy", "workers", "tasks", "roles", "command", "python", "usable_cores"),
         *("free_memory_bytes", "findings", "strategies"),
     ]
-    assert found["command"] is None
+    assert (found["command"], found["workers"], found["tasks"]) == (None, 2, 6)
+    assert found["roles"] == {"worker": 2, "chief": 1, "ps": 3}
     assert (found["usable_cores"], found["free_memory_bytes"]) == (8, 64 << 30)
     assert list(found["python"]) == ["path", "version", "packages"]
     first, last = found["strategies"][0], found["strategies"][-1]
     assert list(first) == ["strategy", "way", "keras", "works", "why"]
     assert (first["works"], last["keras"]) == ("with orch's fix", None)
-
-
-def test_count_of_problems_and_warnings(machine: HealthyMachine) -> None:
-    assert count_text(machine.findings()) == "no problems, no warnings"
-    assert count_text(machine.findings(**NO_AVX)) == "1 problem"
 
 
 def works(context: Context) -> dict[tuple[str, str, str], Works]:
@@ -140,9 +136,3 @@ def test_versions_are_those_of_the_keras_fix() -> None:
     """The two packages do not import each other, so each has its own copy of the range."""
     assert (FIRST_KNOWN, FIRST_UNKNOWN) == FIXED_KERAS
     assert PYTHON.versions["keras"].startswith("3.")
-
-
-def test_document_counts_the_tasks_of_all_roles(machine: HealthyMachine) -> None:
-    found = document(machine.context(spec={"roles": {"worker": 2, "chief": 1, "ps": 3}}))
-    assert (found["workers"], found["tasks"]) == (2, 6)
-    assert found["roles"] == {"worker": 2, "chief": 1, "ps": 3}

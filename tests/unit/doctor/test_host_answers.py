@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -126,12 +125,10 @@ def test_end_does_not_wait_for_a_host_that_has_not_answered() -> None:
 
 
 def test_impossible_answers_are_refused_where_they_are_read() -> None:
-    for port in (0, 70_000, "abc"):
-        line = encode(replace(HEALTHY, hold=HeldPort(port=7))).replace(
-            b'"port":7', f'"port":{json.dumps(port)}'.encode()
-        )
+    line = encode(replace(HEALTHY, hold=HeldPort(port=7)))
+    for port in (b"0", b"70000", b'"abc"'):
         with pytest.raises(BadMessage):
-            decode_report(line)
+            decode_report(line.replace(b'"port":7', b'"port":' + port))
     assert interpreter_of("python", 0, "[" * 60_000, "") == Interpreter("python", error="exit code 0")
 
 
@@ -144,9 +141,8 @@ def test_what_the_answers_of_hosts_contradict() -> None:
     (text,) = _problems({"n1": HERE}, replace(HEALTHY, hold=HeldPort("Cannot assign requested address")))
     assert text == "n1 cannot open a port at its address 10.0.0.1 (Cannot assign requested address)"
     local = replace(HERE, reached="127.0.0.1")
-    assert _problems({"n1": local, "n2": two["n2"]}) == [
-        "n1 was reached at 127.0.0.1, where no other host can reach it"
-    ]
+    (text,) = _problems({"n1": local, "n2": two["n2"]})
+    assert text == "n1 was reached at 127.0.0.1, where no other host can reach it"
 
 
 def _problems(hosts: Mapping[str, HostFacts], checked: Checked = HEALTHY) -> list[str]:

@@ -39,10 +39,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def test_texts_of_tasks_are_data_and_never_markup(report: bytes) -> None:
     assert b"alert(" not in report
-    executed = [
-        text for attributes, text in Elements(report.decode()).all("script") if "type" not in attributes
-    ]
-    assert executed == [page_script()]
+    scripts = Elements(report.decode()).all("script")
+    assert [text for attributes, text in scripts if "type" not in attributes] == [page_script()]
 
 
 def test_lines_are_bounded_text_in_the_report(report: bytes) -> None:
@@ -60,14 +58,12 @@ def test_policy_allows_the_own_script_and_style_only(report: bytes) -> None:
         for attributes, _ in elements.all("meta")
         if attributes.get("http-equiv") == "Content-Security-Policy"
     ]
-    hashes = [
+    script, style = (
         f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
         for text in (page_script(), page_style())
-    ]
-    assert policy == (
-        f"default-src 'none'; script-src {hashes[0]}; style-src {hashes[1]}; img-src data:;"
-        " base-uri 'none'; form-action 'none'"
     )
+    allowed = f"default-src 'none'; script-src {script}; style-src {style}; img-src data:;"
+    assert policy == f"{allowed} base-uri 'none'; form-action 'none'"
     assert [text for _, text in elements.all("style")] == [page_style()]
 
 
@@ -83,11 +79,9 @@ def test_report_of_two_runs_holds_their_documents_logs_and_comparison() -> None:
         for each in (run, other):
             each.start()
             each.log(STARTED_AT + 2, "worker:0", b"hello of " + each.store.paths.run_id.encode() + b"\n")
-        pages = [run.page(), other.page()]
-        data = embedded(report_html(pages))
+        data = embedded(report_html([run.page(), other.page()]))
     assert list(data) == ["runs", "log-0", "log-1", "comparison"]
-    ids = [page.view.record.id for page in pages]
-    assert [document["run"]["id"] for document in data["runs"]] == ids
+    ids = [document["run"]["id"] for document in data["runs"]]
     assert [data[f"log-{n}"]["text"] for n in range(2)] == [[f"hello of {run_id}"] for run_id in ids]
     assert [each["id"] for each in data["comparison"]["runs"]] == ids
 
@@ -108,15 +102,9 @@ def test_comparison_names_what_differs() -> None:
 
 
 def test_code_spans_end_where_they_should() -> None:
-    spans = {
-        "plain": "`plain`",
-        "a`b": "``a`b``",
-        "``": "``` `` ```",
-        "two\nlines": "`two␊lines`",
-        "\x1b[31mred": "`red`",
-        "": "",
-    }
+    spans = {"plain": "`plain`", "a`b": "``a`b``", "``": "``` `` ```", "\x1b[31mred": "`red`", "": ""}
     assert {text: code(text) for text in spans} == spans
+    assert code("two\nlines") == "`two␊lines`"
 
 
 def test_markdown_keeps_texts_of_tasks_in_code() -> None:
@@ -149,12 +137,10 @@ def test_report_of_8_tasks_is_under_500_bytes_a_step(steps: int) -> None:
         for step in range(steps):
             loss = 2 * math.exp(-step / 3000) + 0.1 * chance.random()
             usage = {task: {"cpu_percent": 100 * chance.random(), "memory_bytes": step} for task in run.tasks}
+            place = {"phase": "training", "epoch": 1 + step // 1000, "step": step % 1000, "steps": 1000}
             progress = {
                 task: Progress(
-                    phase="training",
-                    epoch=1 + step // 1000,
-                    step=step % 1000,
-                    steps=1000,
+                    **place,
                     loss=loss + 0.01 * chance.random(),
                     metrics={"accuracy": chance.random()},
                     steps_per_s=100 * chance.random(),

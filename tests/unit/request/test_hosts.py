@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -105,6 +104,8 @@ def test_hosts_mean_ssh(load_here: Load) -> None:
     assert (spec.engine, spec.hosts, spec.placement) == (EngineName.SSH, (A, B), Placement.SPREAD)
     assert (spec.link_timeout_s, spec.ssh_command) == (20.0, ("ssh", "-F", "x"))
     assert load_here().spec.engine is EngineName.LOCAL and not load_here().spec.hosts
+    spec = load_here('hosts = "a:2,b"\n[roles.ps]\nhosts = ["b"]').spec
+    assert (spec.hosts_of("ps"), spec.hosts_of("worker")) == (("b",), ("a", "b"))
 
 
 def test_option_for_hosts_alone_gives_a_notice(load_here: Load) -> None:
@@ -124,21 +125,6 @@ def test_hosts_of_a_file_or_a_list(load_here: Load, tmp_path: Path) -> None:
     missing = refusal(load_here, "", hosts="@none")
     assert missing == f"--hosts: {tmp_path}/none does not exist; name a file with one host a line"
     assert "cannot be read (Is a directory)" in refusal(load_here, "", hosts="@.")
-
-
-def test_role_has_its_own_hosts(load_here: Load) -> None:
-    spec = load_here('hosts = "a:2,b"\n[roles.ps]\nhosts = ["b"]').spec
-    assert (spec.hosts_of("ps"), spec.hosts_of("worker")) == (("b",), ("a", "b"))
-
-
-def test_spec_with_wrong_hosts() -> None:
-    for changes in (
-        {"hosts": (A, A)},
-        {"ssh_command": ()},
-        {"role_settings": {"worker": {"hosts": ("z",)}}, "hosts": (A,)},
-        {"hosts": ({"name": "a", "destination": "a", "slots": 0},)},
-    ):
-        assert re.search("hosts|ssh_command|role", refusal(make_spec, **changes)), changes
 
 
 def test_own_interpreter_is_replaced_on_hosts(load_here: Load) -> None:
