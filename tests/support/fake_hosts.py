@@ -7,7 +7,6 @@ the host.
 from __future__ import annotations
 
 import json
-import math
 import select
 import socket
 import sys
@@ -31,7 +30,6 @@ from worker.wire.messages import (
     Ping,
     Preloaded,
     PreloadOrder,
-    ProgressMade,
     Run,
     Sampled,
     Started,
@@ -50,7 +48,7 @@ _FIRST_PORT = 20_000
 
 
 class FakeAgent:
-    """The agent of one host. `due`: when it has something to report again (monotonic seconds)."""
+    """The agent of one host. `due`: when it sends the next sample (monotonic seconds)."""
 
     def __init__(
         self,
@@ -58,23 +56,29 @@ class FakeAgent:
         name: str,
         connected: socket.socket,
         poller: select.epoll,
-        step_s: float,
         forged: dict[str, Any],
     ) -> None:
         """`forged`: a type of report, the fields that it changes in all of them, and the type that it `becomes`."""
-        self._number = number
-        self._name = name
         self._connected = connected
         self._stream = Stream(connected.fileno(), connected.fileno(), poller)
         self._lease = Lease(time.monotonic())
         self._forged = forged
         self._tasks: list[str] = []
-        self._step_s = step_s or math.inf
-        self._steps = 0
-        self._sample_due = time.monotonic() + _SAMPLE_S
-        self._step_due = time.monotonic() + self._step_s
+        self.due = time.monotonic() + _SAMPLE_S
         self.has_left = False
-        self._hello()
+        address = f"10.1.{number >> 8}.{number & 255}"
+        facts = HostFacts(
+            directory=f"/tmp/orch-{number}",
+            machine=(str(number),),
+            addresses={"eth0": address},
+            reached=address,
+            memory_bytes=64 << 30,
+            gpus=(),
+            gpu_lack=None,
+            python="3.11.2",
+            allowed_cores=tuple(range(8)),
+        )
+        self._send(Hello(name, 1000 + number, 8, facts))
 
     def serve(self) -> None:
         lines, is_open = self._stream.read()
@@ -85,21 +89,11 @@ class FakeAgent:
             self._stream.close()
             self._connected.close()
 
-    @property
-    def due(self) -> float:
-        return min(self._sample_due, self._step_due)
-
     def advance(self, now: float) -> None:
-        if now >= self._sample_due:
-            self._sample_due = now + _SAMPLE_S
+        if now >= self.due:
+            self.due = now + _SAMPLE_S
             if self._tasks:
                 self._send(Sampled(dict.fromkeys(self._tasks, Usage(98.4, 1_234_567_890))))
-        if now >= self._step_due:
-            self._step_due = now + self._step_s
-            self._steps += 1
-            progress = json.dumps({"phase": "training", "step": self._steps, "loss": 0.5})
-            for task in self._tasks:
-                self._send(ProgressMade(task, progress))
 
     def _send(self, message: FromAgent) -> None:
         kind = type(message).__name__
@@ -110,24 +104,6 @@ class FakeAgent:
         fields["type"] = fields.pop("becomes", kind)
         self._stream.send(json.dumps(fields).encode() + b"\n")
 
-    def _hello(self) -> None:
-        facts = HostFacts(
-            directory=f"/tmp/orch-{self._number}",
-            machine=(str(self._number),),
-            addresses={"eth0": self._address},
-            reached=self._address,
-            memory_bytes=64 << 30,
-            gpus=(),
-            gpu_lack=None,
-            python="3.11.2",
-            allowed_cores=tuple(range(8)),
-        )
-        self._send(Hello(self._name, 1000 + self._number, 8, facts))
-
-    @property
-    def _address(self) -> str:
-        return f"10.1.{self._number >> 8}.{self._number & 255}"
-
     def _handle(self, message: ToAgent) -> None:
         match message:
             case Run():
@@ -137,8 +113,11 @@ class FakeAgent:
                 self._send(Held(message.number, ports))
             case PreloadOrder():
                 self._send(Preloaded(message.modules, 1.5))
-            case TaskOrder():
-                self._start(message.task)
+            case TaskOrder(task=task):
+                self._tasks.append(task)
+                self._send(Started(task, 5000, 1, "spawn"))
+                self._send(Log(task, 0, _LOG))
+                self._send(Listening(task))
             case Stop():
                 for task in self._tasks:
                     facts = ExitFacts(None, 15, time.monotonic(), asked=True, peak_bytes=1_234_567_890)
@@ -150,21 +129,14 @@ class FakeAgent:
                 if not self._lease.take(message, now):
                     self._send(self._lease.ping(now))
 
-    def _start(self, task: str) -> None:
-        self._tasks.append(task)
-        self._send(Started(task, 5000, 1, "spawn"))
-        self._send(Log(task, 0, _LOG))
-        self._send(Listening(task))
-
 
 class FakeHosts:
     """Serves the connections that arrive over `hub` until it is closed."""
 
-    def __init__(self, hub: socket.socket, step_s: float, forged: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, hub: socket.socket, forged: dict[str, dict[str, Any]]) -> None:
         """`forged`: {host: the fields that it changes in its reports of one type}."""
         self._hub = hub
         self._forged = forged
-        self._step_s = step_s
         self._poller = select.epoll()
         self._poller.register(hub, select.EPOLLIN)
         self._openings: dict[int, tuple[str, socket.socket, bytearray]] = {}
@@ -179,8 +151,7 @@ class FakeHosts:
                 self._served[fd]()
             now = time.monotonic()
             for agent in self._agents.values():
-                if now >= agent.due:
-                    agent.advance(now)
+                agent.advance(now)
 
     def _take_connection(self) -> None:
         name, fds, _, _ = socket.recv_fds(self._hub, 1024, 1)
@@ -206,10 +177,8 @@ class FakeHosts:
         del self._openings[fd]
         self._poller.unregister(fd)
         stream.send((parameters["mark"] + json.dumps({"state": "ready"}) + "\n").encode())
-        agent = FakeAgent(
-            len(self._agents), name, stream, self._poller, self._step_s, self._forged.get(name, {})
-        )
-        self._agents[name] = agent
+        forged = self._forged.get(name, {})
+        self._agents[name] = FakeAgent(len(self._agents), name, stream, self._poller, forged)
         self._served[fd] = lambda: self._serve(name)
 
     @staticmethod
@@ -225,4 +194,4 @@ class FakeHosts:
 
 
 if __name__ == "__main__":
-    FakeHosts(socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2]), json.loads(sys.argv[3])).serve()
+    FakeHosts(socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])).serve()

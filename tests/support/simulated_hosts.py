@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import psutil
+from host_driving import Shell
 from making import JOB, changed, script
 from waiting import until
 
@@ -54,26 +55,14 @@ class FakeConnection(Connection):
         return
 
 
-class FakeEngine:
+class FakeEngine(Shell):
     """An engine that reaches the hosts of another process."""
-
-    leave_s = unanswered_s = 30.0
-    is_remote = True
 
     def __init__(self, hub: socket.socket) -> None:
         self._hub = hub
 
     def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:
         return FakeConnection(self._hub, destination)
-
-    def explain(self, host: str, exit_code: int | None, errors: str, messages: str | None = None) -> str:
-        return f"{host} has left: {errors}"
-
-    def explain_silence(self, host: str, waited_s: float, errors: str) -> str:
-        return f"{host} has not answered: {errors}"
-
-    def why_gone(self, host: str) -> str | None:
-        return None
 
 
 class SimulatedRun:
@@ -85,25 +74,22 @@ class SimulatedRun:
         hosts: int,
         tasks: int = 4,
         profile: Path | None = None,
-        step_s: float = 0.0,
         forged: Mapping[str, Mapping[str, object]] = MappingProxyType({}),
     ) -> None:
-        """`state` becomes XDG_STATE_HOME. `profile`: write a profile of the supervisor there (cProfile). `step_s`: each
-        task reports a step so often (0: never). `forged`: {host: a type of report, and what it changes in them}."""
+        """`state` becomes XDG_STATE_HOME. `profile`: write a profile of the supervisor there (cProfile).
+
+        `forged`: {host: a type of report, and what it changes in them}."""
         self.name = _NAME
         self.tasks = hosts * tasks
         self._spec = _spec(state, hosts, tasks)
         self._env = os.environ | {"XDG_STATE_HOME": str(state), "NO_COLOR": "1"}
         self._profile = profile
-        self._step_s = step_s
         self._forged = json.dumps(dict(forged))
-        self._events_read = 0
-        self.events: Counter[str] = Counter()
 
     def __enter__(self) -> SimulatedRun:
         hub, its_hub = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with hub, its_hub:
-            self._hosts = self._python("fake_hosts.py", [its_hub], str(self._step_s), self._forged)
+            self._hosts = self._python("fake_hosts.py", [its_hub], self._forged)
             profile = [] if self._profile is None else [str(self._profile)]
             process = SupervisorProcess(
                 lambda door: self._python("simulated_hosts.py", [door, hub], *profile)
@@ -146,13 +132,8 @@ class SimulatedRun:
 
     def count_events(self) -> Counter[str]:
         """The events of the run so far, by type."""
-        with (self.root / "events.jsonl").open("rb") as file:
-            file.seek(self._events_read)
-            data = file.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        self._events_read += len(complete)
-        self.events.update(json.loads(line).get("type", "") for line in complete.splitlines())
-        return self.events
+        complete, _, _ = (self.root / "events.jsonl").read_text().rpartition("\n")
+        return Counter(json.loads(line).get("type", "") for line in complete.splitlines())
 
     def until_event(self, kind: str, count: int = 1) -> None:
         def is_there() -> bool:
