@@ -41,18 +41,18 @@ def _accuracies(out: str) -> list[float]:
     return [float(number) for number in re.findall(r"held-out accuracy ([0-9.]+)", out)]
 
 
-def test_two_workers_train(cold_orch: Orch) -> None:
-    orch = cold_orch
-    words = ("--epochs", "1", "--steps-per-epoch", "10")
-    done = orch.start("up", "-n", "2", "--", *words).finish(_START_S)
+def test_two_workers_train(tensorflow_orch: Orch) -> None:
+    orch, before = tensorflow_orch, tensorflow_orch.run_dirs()
+    done = orch("up", "-n", "2", "--", "--epochs", "1", "--steps-per-epoch", "10")
     assert done.code == 0, done.out + done.err
     losses = re.findall(r"^worker:(\d) \| epoch 1/1: (loss \S+, accuracy \S+),", done.out, re.MULTILINE)
     assert sorted(task for task, _ in losses) == ["0", "1"]
     assert len({loss for _, loss in losses}) == 1, "all workers see the same loss"
     assert len(set(_accuracies(done.out))) == 1
-    assert (orch.run_dir() / "checkpoints" / "model.keras").exists()
-    assert not (orch.run_dir() / "scratch").exists(), "scratch directories are removed"
-    assert all(task["progress"] is not None for task in orch.status()["tasks"])
+    (run,) = [each for each in orch.run_dirs() if each not in before]
+    assert (run / "checkpoints" / "model.keras").exists()
+    assert not (run / "scratch").exists(), "scratch directories are removed"
+    assert all(task["progress"] is not None for task in orch.status(run.name)["tasks"])
 
 
 @pytest.mark.slow

@@ -99,10 +99,6 @@ _CASES = {
         "wait_for_exit_of('gone'); raise EOFError('Compressed file ended')",
         (1, "worker:0", "exited", "worker:0", "EOFError: Compressed file ended"),
     ),
-    "an exit with a text is no exception": Case(
-        "sys.exit('enough')", (1, "worker:0", "exited", "worker:0", None), workers=1
-    ),
-    "an exit without clean-up": Case("os._exit(4)", (4, "worker:0", "exited", "worker:0", None), workers=1),
     "stderr is closed": Case(
         "sys.stderr.close(); os.close(2); raise ValueError('boom')",
         (1, "worker:0", "exited", "worker:0", _BOOM),
@@ -230,13 +226,3 @@ def test_whole_exception_is_in_a_file(orch: Orch, start: str) -> None:
     assert text.index("KeyError: 'missing'") < text.index("RuntimeError: no table")
     assert "bootstrap" not in text and "preloader" not in text
     assert {path.stat().st_mode & 0o777 for path in whole.parent.iterdir()} == {0o600}
-
-
-def test_config_shows_the_start(orch: Orch) -> None:
-    orch.script("look.py", "import json")
-    document = orch("config", "--json", "--preload", "json", "--", "look.py").document
-    assert (document["start"]["method"], document["start"]["preload"]) == ("fork", ["json"])
-    assert document["tasks"][0]["bootstrap"]["task"] == "worker:0"
-    assert "ORCH_BOOTSTRAP" not in document["tasks"][0]["env"]
-    text = orch("config", "--preload", "json", "--start", "spawn", "--", "look.py").out
-    assert "start        spawn: --start spawn asks for it" in text

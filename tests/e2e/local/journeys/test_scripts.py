@@ -10,9 +10,9 @@ import sys
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree as Xml
 
 import pytest
+from junit_cases import junit_cases
 from orch_command import Done, Finished, Orch
 from shared_fixtures import TUTORIAL_VARIABLES
 from waiting import lives
@@ -45,32 +45,6 @@ with tf.GradientTape() as tape:
 tf.keras.optimizers.SGD().apply([tape.gradient(loss, weight)], [weight])
 print("trained", flush=True)
 """
-# worker:1 exits in a callback.
-EXITS = """
-import os, sys
-import tensorflow as tf
-
-class Exit(tf.keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if batch == 3 and os.environ["ORCH_TASK"] == "worker:1":
-            print("now", flush=True)
-            {end}
-
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-with strategy.scope():
-    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-model.fit(tf.ones([640, 4]), tf.ones([640, 1]), batch_size=4, verbose=0, callbacks=[Exit()])
-"""
-LEVEL = """
-import os
-print("before", os.environ.get("TF_CPP_MIN_LOG_LEVEL"))
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "{}"
-import tensorflow as tf
-print("after", os.environ["TF_CPP_MIN_LOG_LEVEL"], int(tf.constant(1) + 1))
-"""
-# An INFO line that TensorFlow prints when it is imported.
-BANNER = "This TensorFlow binary is optimized"
 FOREIGN = """
 import os, sys
 import orchestrator, thing, worker
@@ -83,44 +57,23 @@ with strategy.scope():
 model.fit(tf.ones([64, 4]), tf.ones([64, 1]), batch_size=32, verbose=0)
 print("fitted")
 """
-# Both workers raise the same exception in code that TensorFlow or Keras calls.
+# Both workers raise the same exception in code that TensorFlow calls.
 BOTH_RAISE = """
 import atexit, os, pathlib, time
-import numpy as np
 import tensorflow as tf
-
-class BadRecord(Exception):
-    def __init__(self, kind, sentence):
-        super().__init__(sentence)
 
 def both(sign):
     pathlib.Path(sign + os.environ["ORCH_TASK"][-1]).touch()
     while not all(pathlib.Path(sign + index).exists() for index in "01"):
         time.sleep(0.01)
 
-atexit.register(both, "raised")  # the second worker raises, too, before orch stops it
-"""
-_FUNCTION = """
 @tf.function
 def step(x):
     return x * {"label": 1}["image"]  # raises
 
+atexit.register(both, "raised")  # the second worker raises, too, before orch stops it
 both("ready")
 step(tf.ones([3]))
-"""
-_LAYER = """
-import tf_keras as keras
-
-class Scale(keras.layers.Layer):
-    def call(self, x):
-        raise BadRecord("data", f"got {x.shape[-1]} features")  # raises
-
-strategy = tf.distribute.MultiWorkerMirroredStrategy()
-with strategy.scope():
-    model = keras.Sequential([keras.layers.Dense(3), Scale()])
-    model.compile("sgd", "mse")
-both("ready")
-model.fit(np.ones((8, 3), "float32"), np.ones((8, 1), "float32"), verbose=0)
 """
 
 
@@ -154,8 +107,7 @@ def _results(log: str) -> list[float]:
 
 def _up(orch: Orch, text: str, *words: str, then: tuple[str, ...] = (), code: int = 0) -> Finished:
     """Run `orch up WORDS -- train.py THEN` with this text of train.py."""
-    unset = {"TF_CPP_MIN_LOG_LEVEL": None}
-    done = orch.start("up", *words, "--", orch.script("train.py", text), *then, env=unset).finish(_START_S)
+    done = orch.start("up", *words, "--", orch.script("train.py", text), *then).finish(_START_S)
     assert done.code == code, done.out + done.err
     return done
 
@@ -244,55 +196,15 @@ def test_custom_loop_has_the_same_results_forked_and_spawned(orch: Orch) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("end", "code", "last"), [("sys.exit('rate too high')", 1, "rate too high"), ("os._exit(4)", 4, "now")]
-)
-def test_script_that_exits_in_training(orch: Orch, end: str, code: int, last: str) -> None:
-    done = _up(orch, EXITS.format(end=end), "-n", "2", code=code)
-    assert orch.methods() == {"fork"}
-    first = orch.result()["first_failure"]
-    assert (first["task"], first["exit_code"], first["exception"]) == ("worker:1", code, None)
-    assert orch.result()["cause"]["task"] == "worker:1"
-    assert (orch.run_dir() / "logs" / "worker-1.log").read_text().splitlines()[-1] == last
-    report = done.err.splitlines()
-    assert report[-1] == f"orch: worker:1 failed: exit {code}"
-    # The worker that waits in a collective may be stopped before it reports its own error.
-    peers = {f"  other tasks    worker:0: {how}" for how in ("failed because of it", "stopped by orch")}
-    assert [line in peers for line in report if line.startswith("  other tasks ")] == [True]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("keras", "body", "exception"),
-    [
-        pytest.param("3", _FUNCTION, "KeyError: 'image'", id="function"),
-        pytest.param("legacy", _LAYER, "BadRecord: got 3 features", id="layer"),
-    ],
-)
-def test_equal_failures_in_tensorflow_are_one(orch: Orch, keras: str, body: str, exception: str) -> None:
+def test_equal_failures_in_tensorflow_are_one(orch: Orch) -> None:
     """The cause is the user's own message and line, wherever it is shown."""
-    text = BOTH_RAISE + body
-    line = text[: text.index("# raises")].count("\n") + 1
-    done = _up(orch, text, "-n", "2", "--keras", keras, "--junit", "report.xml", code=1)
-    cause = f"both workers failed: {exception} (train.py:{line})"
+    line = BOTH_RAISE[: BOTH_RAISE.index("# raises")].count("\n") + 1
+    done = _up(orch, BOTH_RAISE, "-n", "2", "--junit", "report.xml", code=1)
+    cause = f"both workers failed: KeyError: 'image' (train.py:{line})"
     assert done.err.splitlines()[-1] == f"orch: {cause}", done.err
-    (run,) = (
-        case
-        for case in Xml.parse(orch.directory / "report.xml").iter("testcase")
-        if case.get("name") == "run"
-    )
-    assert [failure.get("message") for failure in run] == [cause]
+    assert junit_cases(orch.directory / "report.xml")[-1].message == cause
     first = orch.result()["first_failure"]
-    assert (first["exception"], first["place"]) == (exception, f"{orch.directory}/train.py:{line}")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("level", "says"), [("0", True), ("3", False)])
-def test_log_level_of_the_script_applies_to_the_preloaded_import(orch: Orch, level: str, says: bool) -> None:
-    done = _up(orch, LEVEL.format(level))
-    assert orch.methods() == {"fork"}
-    assert "worker:0 | before None" in done.lines and f"worker:0 | after {level} 2" in done.lines
-    assert (BANNER in (orch.run_dir() / "preloader.log").read_text() + done.out) == says
+    assert (first["exception"], first["place"]) == ("KeyError: 'image'", f"{orch.directory}/train.py:{line}")
 
 
 @pytest.mark.slow

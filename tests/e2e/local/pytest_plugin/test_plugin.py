@@ -1,15 +1,25 @@
-"""The plugin in an inner session: fixtures, functions, reports of failed tests."""
+"""The plugin in inner sessions: fixtures, functions, reports of failed tests. No cluster outlives a killed session."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
 import pytest
-from inner_session import Inner, base_of, finished, processes_of
 from waiting import until
+
+_OUTCOME = re.compile(r"^(PASSED|FAILED|ERROR) test_inner\.py::(\w+(?:\[\S+\])?)", re.MULTILINE)
+# The start of a session takes several times as long on a busy machine.
+_SESSION_STARTS_S = 200.0
+pytestmark = pytest.mark.timeout(300)
 
 # Tests that must fail are named so.
 TESTS = '''
@@ -28,9 +38,6 @@ exit 3
 SLEEPS = ["sleep", "600"]
 SHARED = {"rate": 2}
 runs, seconds = [], []
-
-class Failed(Exception):
-    pass
 
 @pytest.fixture(params=["orch_cluster", "orch_preloaded"])
 def clusters(request):
@@ -114,11 +121,8 @@ def test_values(clusters, tmp_path):
     assert (zero, two) == (10, 12) and place.startswith(str(tmp_path / "orch"))
 
 def test_exception(orch_preloaded):
-    def fail(text):
-        raise Failed(text)
-
-    with pytest.raises(Failed, match="in the task"):
-        orch_preloaded.run(fail, ("in the task",), workers=2)
+    with pytest.raises(ValueError, match="in the task"):
+        orch_preloaded.run(int, ("in the task",), workers=2)
 
 def test_fails_by_an_assertion(orch_preloaded):
     def compares():
@@ -158,18 +162,75 @@ def test_fails_by_an_option(orch_cluster):
 def test_fails_by_a_command(orch_preloaded):
     orch_preloaded(command=["no-such-command"])
 '''
+WAITS = """
+def test_waits(orch_cluster, orch_preloaded):
+    live = {fixture}(command=["sleep", "600"], wait=False)
+    orch_cluster(workers=2, command=["sh", "-c", "touch {here}/up-$ORCH_TASK; exec sleep 600"])
+"""
+DIES = """
+import os, signal
+
+def test_dies(orch_cluster):
+    orch_cluster(workers=2, command=["sleep", "600"], wait=False).wait_ready()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def test_after_it():
+    pass
+"""
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A finished session whose tests are in test_inner.py."""
+
+    directory: Path
+    out: str
+
+    def part(self, start: str, end: str) -> str:
+        """The output after a text and before the next one."""
+        assert start in self.out, self.out
+        return self.out.partition(start)[2].partition(end)[0]
+
+
+@contextmanager
+def session(directory: Path, text: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a test file in an inner session, which is killed at the end of the block."""
+    (directory / "test_inner.py").write_text(text)
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]
+    with subprocess.Popen(
+        [*argv, f"--basetemp={directory / 'base'}", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=directory,
+        # pytest's own summary cuts a line there.
+        env={**os.environ, "COLUMNS": "80"},
+    ) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def processes_of(directory: Path) -> list[psutil.Process]:
+    """The live processes that inner sessions in this directory have started."""
+    mark = f"{directory / 'base'}/"
+    found = psutil.process_iter(["environ"])
+    return [each for each in found if (each.info["environ"] or {}).get("XDG_STATE_HOME", "").startswith(mark)]
 
 
 @pytest.fixture(scope="module", params=["importlib", pytest.param("prepend", marks=pytest.mark.slow)])
-def inner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Inner]:
+def inner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Inner:
     directory = tmp_path_factory.mktemp("inner")
     (directory / "look.py").write_text("import decimal")
     (directory / "pytest.ini").write_text("[pytest]\norch_timeout = 4m\n")
+    words = ("-p", "no:xdist", "-rA", f"--import-mode={request.param}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(directory / "of the user"))
-        done = finished(directory, TESTS, f"--import-mode={request.param}")
+        with session(directory, TESTS, *words) as started:
+            out, _ = started.communicate()
     until(lambda: not processes_of(directory))
-    yield done
+    return Inner(directory, out)
 
 
 def test_each_test_has_its_outcome(inner: Inner) -> None:
@@ -180,12 +241,12 @@ def test_each_test_has_its_outcome(inner: Inner) -> None:
         ends = next((ends for start, ends in more.items() if parameters.startswith(start)), ("",))
         outcome = "ERROR" if name == "test_broken" else "FAILED" if "fails" in name else "PASSED"
         expected |= {name + end: outcome for end in ends}
-    assert inner.outcomes == expected, inner.out
+    assert {name: outcome for outcome, name in _OUTCOME.findall(inner.out)} == expected, inner.out
 
 
 def test_runs_are_kept_outside_of_the_state_directory_of_the_user(inner: Inner) -> None:
     assert not (inner.directory / "of the user").exists()
-    state = base_of(inner.directory) / "orch-state"
+    state = inner.directory / "base/orch-state"
     assert state.stat().st_mode & 0o777 == 0o700
     assert len(list((state / "orch/runs").iterdir())) > 10
 
@@ -248,3 +309,45 @@ def test_plugin_imports_lazily() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     loaded = {name for name in done.stdout.split() if name.partition(".")[0] in ("orchestrator", "pydantic")}
     assert loaded == {"orchestrator", "orchestrator.pytest_plugin"}
+
+
+@pytest.mark.parametrize(
+    ("number", "fixture", "code", "shown"),
+    [
+        (signal.SIGINT, "orch_cluster", 2, ""),
+        # The signal of pytest-timeout.
+        pytest.param(signal.SIGALRM, "orch_cluster", 1, "- orch run ", marks=pytest.mark.slow),
+        (signal.SIGKILL, "orch_preloaded", -signal.SIGKILL, ""),
+    ],
+)
+def test_clusters_end_with_a_session_that_gets_a_signal(
+    tmp_path: Path, number: signal.Signals, fixture: str, code: int, shown: str
+) -> None:
+    text = WAITS.format(fixture=fixture, here=tmp_path)
+    tasks = [tmp_path / f"up-worker:{index}" for index in (0, 1)]
+
+    def has_started() -> bool:
+        return all(task.exists() for task in tasks) or started.poll() is not None
+
+    words = ("-p", "no:xdist", "--timeout", "600", "--timeout-method", "signal")
+    with session(tmp_path, text, *words) as started:
+        until(has_started, timeout_s=_SESSION_STARTS_S)
+        assert started.poll() is None, started.communicate()
+        assert processes_of(tmp_path)
+        os.kill(started.pid, number)
+        out, _ = started.communicate()
+        assert (started.returncode, shown in out) == (code, True), out
+        assert ("Timeout" in out) == (number == signal.SIGALRM)
+        if number != signal.SIGKILL:
+            # The fixtures have been closed.
+            assert not processes_of(tmp_path)
+    until(lambda: not processes_of(tmp_path))
+
+
+@pytest.mark.slow
+def test_clusters_end_when_xdist_worker_is_killed(tmp_path: Path) -> None:
+    with session(tmp_path, DIES, "-n", "1") as started:
+        out, _ = started.communicate()
+    assert "worker 'gw0' crashed" in out
+    assert "1 failed, 1 passed" in out
+    until(lambda: not processes_of(tmp_path))
