@@ -41,9 +41,7 @@ def test_faults_are_sent_once_at_their_moment() -> None:
     in_epochs = story(kill_at_20).ready().trains(1, 12, **of_12[1]).at(1).trains(1, 7, **of_12[2])
     again = story(attempts, on_failure=RESTART).ready().trains(0, 1).at(3).exits(0, signal=KILL).torn_down()
     gone = story(stop, on_failure=CONTINUE).ready().at(5).exits(0, signal=KILL).at(60)
-    alone = (
-        story(stop, on_failure=ALONE).ready().trains(0, 1).at(5).exits(0, signal=KILL).at(9).ready(0).at(60)
-    )
+    alone = story(stop, on_failure=ALONE).ready().trains(0, 1).at(5).exits(0, signal=KILL).at(9).ready(0)
     term_2, one_epoch = "term worker:0 at epoch 2", "term worker:0 at epoch 1; kill worker:0 at epoch 2"
     second = story(term_2).ready().trains(0, 12, **of_12[1]).at(1).trains(0, 0, **of_12[2])
     at_start = story("kill worker:1 at start").at(1).starts(0).at(2).starts(1)
@@ -68,7 +66,7 @@ def test_faults_are_sent_once_at_their_moment() -> None:
         "a fault before the task's start waits for it": (started, [(11, "worker:1", KILL)]),
         "a stop is continued after its time": (story(stop).ready().at(60), [stopped, (25, "worker:0", CONT)]),
         "a gone process gets no SIGCONT": (gone, [stopped]),
-        "a restarted process was never stopped": (alone, [stopped]),
+        "a restarted process was never stopped": (alone.at(60), [stopped]),
         "an attempt has its own faults and clock": (
             again.at(20).ready().at(30),
             [(3, "worker:0", KILL), (24, "worker:1", KILL)],
@@ -123,9 +121,7 @@ def test_report_of_each_fault() -> None:
     early.at(10).exits(0, code=1).torn_down().at(12).ready().at(14.1).exits(1, signal=KILL).at(14.3)
     again = killed(3.5, on_failure=RESTART).at(3.75).torn_down().at(5).ready().at(8).trains(0, 2).exits(0, 1)
     named = stalled("stop worker:1 at 3s").at(9).stacks(AT_WORK, STOPPED).at(9.25)
-    twice = (
-        stalled("stop worker:1 at 3s for 1s; stop worker:1 at 4.5s").at(9).stacks(AT_WORK, STOPPED).at(9.25)
-    )
+    twice = stalled("stop 1 at 3s for 1s; stop 1 at 4.5s").at(9).stacks(AT_WORK, STOPPED).at(9.25)
     three = story(f"{TERMED}; kill worker:1 at 4s; signal USR1 worker:1 at 5s").ready().at(5.5)
     three.exits(1, signal=KILL).at(5.75)
     # The teardown begins later than both exits.

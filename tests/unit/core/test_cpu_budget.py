@@ -12,10 +12,10 @@ LIMITED = Cores(64, 64, 2.5, "/sys/fs/cgroup/box")
 
 
 def test_task_gets_its_share_of_cores_rounded_up() -> None:
-    rows = [(8, 2, 4), (8, 3, 3), (2, 4, 1), (0.5, 4, 1), (1.5, 1, 2), (64, 1, 64), (2.0, 2, 1)]
-    expected = [threads for *_, threads in rows]
-    assert [threads_each(cores, tasks) for cores, tasks, _ in rows] == expected
-    assert [cpu_budget(Cores(64, 64, cores), tasks, None, {}).share for cores, tasks, _ in rows] == expected
+    rows = {(8, 2): 4, (8, 3): 3, (2, 4): 1, (0.5, 4): 1, (1.5, 1): 2, (64, 1): 64, (2.0, 2): 1}
+    assert {(cores, tasks): threads_each(cores, tasks) for cores, tasks in rows} == rows
+    for (cores, tasks), share in rows.items():
+        assert cpu_budget(Cores(64, 64, cores), tasks, None, {}).share == share
 
 
 def test_only_requested_threads_are_set_and_variables_of_the_user_stay() -> None:

@@ -1,7 +1,4 @@
-"""The cause of a failure: from symptoms, exits, process states and the signals that were sent on purpose.
-
-The same exception of several tasks is one cause.
-"""
+"""The cause of a failure: from symptoms, exits, process states and the signals that were sent on purpose."""
 
 from __future__ import annotations
 
@@ -119,6 +116,7 @@ def sends(story: Story, number: int, by: str = "user", text: str | None = None, 
 
 
 def test_signal_that_was_sent_on_purpose_is_named() -> None:
+    asked = sends(running(), TERM)
     plan, sent = "kill worker:1 at step 20", "sent by `orch kill`"
     rows = {
         "SIGKILL, sent by `orch kill`": sends(running(), KILL).exits(1, signal=KILL),
@@ -129,13 +127,9 @@ def test_signal_that_was_sent_on_purpose_is_named() -> None:
         ),
         "exit 42: it was asked to end, saved its state and asks for a restart (PreemptionCheckpointHandler),"
         " after SIGTERM, sent by `orch kill`": sends(running(), TERM).exits(1, code=42),
-        f"exit 143: it was asked to end by SIGTERM, and did ({sent})": sends(running(), TERM).exits(
-            1, code=143
-        ),
+        f"exit 143: it was asked to end by SIGTERM, and did ({sent})": asked.exits(1, code=143),
         f"exit 3, after SIGINT, {sent}": sends(running(), INT).exits(1, code=3, symptom=INTERRUPTED),
-        f"exit 4, after SIGINT, {sent}": sends(running(), INT).exits(
-            1, code=4, symptom=own("SystemExit: end")
-        ),
+        f"exit 4, after SIGINT, {sent}": sends(running(), INT).exits(1, code=4, symptom=own("SystemExit: x")),
         f"exit 5, after SIGINT, {sent}": sends(running(), INT).exits(1, code=5, symptom=UNKNOWN),
         # The task's own error has nothing to do with it.
         "exit 3": sends(running(), INT).exits(1, code=3, symptom=OWN),

@@ -68,16 +68,22 @@ def test_first_failure_ends_the_run_with_its_exit_code() -> None:
 
 def test_end_of_a_run() -> None:
     timeout, by_3, not_found = {"timeout_s": 30.0}, "failed 3: exited worker:0", "failed 127: exited worker:1"
-    peers = (
-        running(3).exits(0, code=1, symptom=OWN).exits(1, code=1, symptom=COLLATERAL).exits(2, signal=KILL)
-    )
+    peers = running(3).exits(0, code=1, symptom=OWN).exits(1, code=1, symptom=COLLATERAL)
     saved = running().stops().exits(0, code=42).exits(1, code=143)
+    full = Story(RESTART).ready().trains(0, 20)
+    full.happens(events.StorageFailed, reason="/run/events.jsonl: No space left on device")
     over_limit = running().exits(1, signal=KILL, over_limit=(3 << 30, 2 << 30))
     rows = {
         "failures at the same time": (running(3).exits(0, 1, code=1), "failed 1: exited worker:0"),
         "command not found": (Story(JOB).starts(0).cannot_start(1), not_found, STOPPED, "failed"),
         "its place among the exits": (Story(JOB).starts(0).cannot_start(1).exits(0, code=1), not_found),
-        "peers": (peers, "failed 1: exited worker:0", "failed", "failed because of it", STOPPED),
+        "peers": (
+            peers.exits(2, signal=KILL),
+            "failed 1: exited worker:0",
+            "failed",
+            "failed because of it",
+            STOPPED,
+        ),
         "started too late": (Story(JOB).starts(0).exits(0, code=3).ready(), by_3, "failed", STOPPED),
         "stopped, and then a failure": (running().stops().exits(0, code=1), "stopped 130", STOPPED, STOPPED),
         "a failure, and then stopped": (running().exits(0, code=3).stops(), by_3),
@@ -92,8 +98,12 @@ def test_end_of_a_run() -> None:
         "the agent does not end the tasks": (running().stops().at(60), ORCH, LOST, LOST),
         "the agent does not hold the ports": (Story(JOB).at(PLAN_MARGIN_S), ORCH),
         "over its memory limit": (over_limit, "failed 137: limit worker:1"),
+        "full disk": (full, "failed 125: limit"),
     }
     assert other_ends(rows) == {}
+    # A full disk ends the run without a restart.
+    assert FAILURE in full.orders and full.result().attempts == 1
+    assert "No space left" in str(full.result().cause)
 
 
 def test_text_of_causes() -> None:
@@ -170,15 +180,6 @@ def test_signals_are_sent_to_live_tasks_only() -> None:
     assert story.exits(0).happens(events.SignalRequested, task=0, **kill).ordered() == []
 
 
-def test_full_disk_ends_the_run_without_a_restart() -> None:
-    story = Story(RESTART).ready().trains(0, 20)
-    story.ordered()
-    story.happens(events.StorageFailed, reason="/run/events.jsonl: No space left on device")
-    assert story.ordered() == [FAILURE]
-    assert (story.end(), story.result().attempts) == ("failed 125: limit", 1)
-    assert "No space left" in str(story.result().cause)
-
-
 def test_teardown_of_a_fault_belongs_to_it_if_its_failure_ended_the_attempt() -> None:
     chaos = {"chaos": parse_chaos("kill worker:1 at 1s")}
     alone = running(3, **chaos).at(2).exits(1, signal=KILL).at(9)
@@ -190,9 +191,8 @@ def test_teardown_of_a_fault_belongs_to_it_if_its_failure_ended_the_attempt() ->
 
 def test_preload_option_without_effect_is_a_notice() -> None:
     refused = "it has 3 threads"
-    notices = [
-        Story(spec).happens(events.Preload, refused=refused).notices for spec in (job(preload=("np",)), JOB)
-    ]
+    stories = [Story(spec).happens(events.Preload, refused=refused) for spec in (job(preload=("np",)), JOB)]
+    notices = [story.notices for story in stories]
     assert notices == [(f"--preload has no effect: {refused}",), ()]
 
 

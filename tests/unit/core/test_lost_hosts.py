@@ -103,23 +103,16 @@ def test_many_hosts_that_are_silent_together_are_named_in_one_line() -> None:
     first = "n000 has not answered for 3s; orch gives it up after --link-timeout"
     assert (story.notices, story.due) == ((first,), (14, Deadline.HOSTS))
     story.at(13.5).back("n001", 4).at(13.6).loses("n002").at(14)
-    shown = ", ".join(names[3:11])
-    others = (
-        f"37 hosts ({shown} and 29 more) have not answered for 3s; orch gives them up after --link-timeout"
-    )
+    many = f"37 hosts ({', '.join(names[3:11])} and 29 more)"
+    others = f"{many} have not answered for 3s; orch gives them up after --link-timeout"
     assert [text for text in story.notices if "n002 was lost" not in text] == [first, others]
     for place, name in enumerate((names[0], *names[3:])):
         story.at(16 + 0.001 * place).back(name, 4)
-    assert story.at(17).notices[-2:] == (
-        "n000 answers again after 4s",
-        f"37 hosts ({shown} and 29 more) answer again after 4s",
-    )
+    assert story.at(17).notices[-2:] == ("n000 answers again after 4s", f"{many} answer again after 4s")
 
 
 def test_run_is_restarted_after_the_loss_of_a_host() -> None:
-    story = (
-        running(on_failure=FailurePolicy.RESTART, max_restarts=2).trains(0, 3).at(21).loses("b").torn_down()
-    )
+    story = running(on_failure=FailurePolicy.RESTART).trains(0, 3).at(21).loses("b").torn_down()
     (ended,) = story.state.history
     assert ended.cause is not None and (ended.cause.kind, ended.exit_code) == ("host", 137)
     assert story.at(22).orders[-1] == PlanAttempt(2)
@@ -163,8 +156,7 @@ def test_result_of_a_lost_run_has_the_hosts() -> None:
 def drawn_run(seed: int) -> tuple[str, Story]:
     """Draw a run of 8 tasks on 4 hosts that all fail because one did. Return that one, and the run.
 
-    orch measures the offset of a host's clock by half a round trip, which is wrong by up to that half if one direction
-    is slower.
+    orch measures the offset of a clock by half a round trip: wrong by up to that if one direction is slower.
     """
     draw = random.Random(seed)
     links = [(draw.uniform(0, 0.2), draw.uniform(0, 0.2)) for _ in range(4)]
@@ -216,7 +208,7 @@ def test_cause_among_failures_on_hosts() -> None:
     slow_exit.exits(1, code=1, symptom=OWN, ended_mono=START + 2, asked=False)
     killed = raised(running(2).exits(0, signal=9, symptom=UNKNOWN, ended_mono=START + 1.4), 1, 1.0, 1.5)
     rows = [
-        (own_clock, ("worker:1", "worker:1")),
+        (own_clock, ("worker:1",) * 2),
         (slow_exit, ("worker:0", "worker:1")),
         (killed, ("worker:0",) * 2),
     ]

@@ -41,9 +41,7 @@ def test_fields_are_read_each_for_itself() -> None:
         if found != (Progress(loss=0.5), None):
             wrong[bad] = found
     assert not wrong, wrong
-    told = parse_progress(
-        '{"epoch": 3, "loss": null, "metrics": {"a": 1, "b": "high", "c": null}, "else": 1}'
-    )
+    told = parse_progress('{"epoch": 3, "loss": null, "metrics": {"a": 1, "b": "x", "c": null}, "else": 1}')
     assert told is not None and told.metrics == {"a": 1.0, "c": None}
     assert told.model_fields_set == {"epoch", "loss", "bad_loss", "metrics"}
     many = {"phase": "\U0001f40c" * 5_000, "metrics": {f"{number}x": 0.1 for number in range(1000)}}

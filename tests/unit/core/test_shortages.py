@@ -16,15 +16,12 @@ from orchestrator.core.state.events import SignalRequested, Symptom, SymptomKind
 from orchestrator.core.state.state import TaskPhase, TaskState
 from orchestrator.core.text.sizes import format_size, parse_size
 
-PLAN = planned_task(1)
-_OWN_FIELDS = ("signals", "full_disk")
-
 
 def failed(code: int | None = 1, number: int | None = None, **fields: Any) -> TaskState:
     """worker:1 after its exit. `fields`: of its state, and of its exit."""
-    own = {name: fields.pop(name) for name in _OWN_FIELDS if name in fields}
+    own = {name: fields.pop(name) for name in ("signals", "full_disk") if name in fields}
     ended = exited(1, code, number, **fields)
-    return TaskState(plan=PLAN, phase=TaskPhase.FAILED, ended=ended, **own)
+    return TaskState(plan=planned_task(1), phase=TaskPhase.FAILED, ended=ended, **own)
 
 
 def killed(**fields: Any) -> TaskState:
@@ -91,13 +88,10 @@ def test_full_disk_of_a_host_has_advice_about_that_host() -> None:
 
 
 def test_run_that_cannot_be_stored_has_advice() -> None:
-    elsewhere, file_size = (
-        "Put runs on another disk with --log-dir.",
-        "The limit on a file's size was reached: raise it",
-    )
+    elsewhere = "Put runs on another disk with --log-dir."
     rows = {
         "Disk quota exceeded": "The disk is full: free some space (`orch prune`",
-        "File too large": file_size,
+        "File too large": "The limit on a file's size was reached: raise it",
         "Input/output error": elsewhere,
         "Permission denied": "",
     }

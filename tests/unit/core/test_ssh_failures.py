@@ -1,7 +1,4 @@
-"""Each text that ssh or a host's shell writes about a failed start becomes one sentence.
-
-The texts are (parts of) those of OpenSSH 9.2 and bash 5.2.
-"""
+"""Each text of OpenSSH 9.2 or bash 5.2 about a failed start becomes one sentence. Some texts are cut."""
 
 from __future__ import annotations
 
@@ -68,15 +65,11 @@ channel 0: open failed: connect failed: open failed
 => the server refuses another session on a shared connection; raise MaxSessions
 Connection to n1 closed by remote host.
 => the connection broke ({}); check
-Timeout, server n1 not responding.
-=> the connection broke ({}); check
 client_loop: send disconnect: Broken pipe
 => the connection broke ({}); check
 command-line: line 0: Bad configuration option: nosuch
 => ssh refuses its configuration: {}; correct
 Can't open user config file /nowhere: No such file or directory
-=> ssh refuses its configuration: {}; correct
-Bad owner or permissions on /home/ann/.ssh/config
 => ssh refuses its configuration: {}; correct
 /home/ann/.ssh/config line 3: no argument after keyword "port"
 => ssh refuses its configuration: {}; correct
@@ -128,7 +121,7 @@ def test_texts_of_ssh_become_sentences() -> None:
     wrong = {case: said for case, said in found.items() if not said.startswith(f"n1: {CASES[case]}")}
     assert not wrong, wrong
     # Only an unknown host key has two texts.
-    assert (len(CASES), len(set(found.values()))) == (34, 33)
+    assert (len(CASES), len(set(found.values()))) == (32, 31)
     said = SshEngine().explain("n1", 255, "ssh: \x1b]0;title\x07\x1b[2Jodd\x9b2J " + "x" * 5000)
     assert not {"\x1b", "\x9b"} & {*said} and len(said) < 400
 

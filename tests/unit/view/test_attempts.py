@@ -18,9 +18,7 @@ from orchestrator.core.state.result import AttemptEnd, CauseKind, RunResult
 from orchestrator.core.state.state import RunState
 from orchestrator.store.logs.lines import Block
 
-KILLED = attempt_end(
-    1, 137, cause=cause(1, "SIGKILL"), first_failure=first_failure(1, signal=9), position=115
-)
+KILLED = attempt_end(1, 137, cause=cause(1, "SIGKILL"), first_failure=first_failure(signal=9), position=115)
 ASKED = attempt_end(code=0)
 RESUMED = event(events.Resumed, 30, attempt=2, position=96, steps_lost=19, recovery_s=8.25)
 

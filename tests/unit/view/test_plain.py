@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from screen import chunk
+from screen import chunk, write_log
 
 from orchestrator.client.view.layout import painted, task_colour
 from orchestrator.client.view.log_line import LineStyle, format_block, line_prefix, local_time
@@ -20,10 +20,8 @@ from orchestrator.client.view.output import Output, OutputClosed
 from orchestrator.client.view.plain import PlainView
 from orchestrator.core.text.clean import clean_line
 from orchestrator.request.settings.request import TimeFormat
-from orchestrator.store.directory import Directory
 from orchestrator.store.logs.lines import Block, Chunk
 from orchestrator.store.logs.merge import LogReader
-from orchestrator.store.logs.writer import LogStore
 
 
 class Shown:
@@ -67,13 +65,7 @@ def test_lines_are_merged(tmp_path: Path) -> None:
 
 
 def test_lines_are_skipped_and_reported_after_stop_only(tmp_path: Path) -> None:
-    log = tmp_path / "worker-0.log"
-    with LogStore(Directory.at(tmp_path)) as store:
-        store.add("worker:0", 1, log.name)
-        for line in (b"x" * (17 << 20) + b"\n", b"last\n"):
-            with log.open("ab") as file:
-                file.write(line)
-            store.finish("worker:0", 0.0)
+    write_log(tmp_path, b"x" * (17 << 20) + b"\n", b"last\n")
     shown = Shown(tmp_path)
     with LogReader(tmp_path) as reader:
         shown.view.catch_up(reader)
@@ -120,9 +112,8 @@ def test_prefix_time_colour_and_size() -> None:
             "worker:0 | a… 20,000,001 bytes, orch logs --raw shows all",
         ),
     ]
-    assert [format_block(each, style).decode() for each, style, _ in rows] == [
-        f"{line}\n" for *_, line in rows
-    ]
+    found = [format_block(each, style).decode() for each, style, _ in rows]
+    assert found == [f"{line}\n" for *_, line in rows]
 
 
 def test_task_has_fixed_colour_that_differs_from_neighbours() -> None:

@@ -99,15 +99,9 @@ def test_lines_before_the_cause() -> None:
     over = cause(None, "--timeout 5m is over", CauseKind.LIMIT)
     lines = report(failed(first=None, outcome="timed_out", cause=over))
     assert lines[0].startswith("orch: digits-1 timed out") and lines[-1] == "orch: --timeout 5m is over"
-    for text, advice in (
-        ("/runs/r/events.jsonl: No space left on device", "`orch prune`"),
-        ("/runs/r/logs/index: File too large", "ulimit -f"),
-        ("/runs/r/sample.json: Read-only file system", "--log-dir"),
-        ("not done after 3 s (--timeout)", None),
-    ):
-        shown = report(run_result("failed", cause=cause(None, text, CauseKind.LIMIT)))
-        to_do = [line for line in shown if line.startswith("  to do ")]
-        assert to_do == shown[-2:-1] and advice in to_do[0] if advice else not to_do, shown
+    full = cause(None, "/runs/r/events.jsonl: No space left on device", CauseKind.LIMIT)
+    shown = report(run_result("failed", cause=full))
+    assert shown[-2].startswith("  to do ") and "`orch prune`" in shown[-2]
 
 
 def test_colour_does_not_change_text_and_timings_are_for_verbose_runs() -> None:
