@@ -80,9 +80,9 @@ class AgentInputs:
         self._hosts.end()
 
     def tear_down(self, grace_s: float) -> None:
-        """Order all agents to end the tasks."""
+        """Order all agents to end the tasks. A host that has not joined has none, and may never answer."""
         self._emptied.clear()
-        self._stopped = self._hosts.links.keys() - self._hosts.away
+        self._stopped = self._hosts.links.keys() & {HERE, *self._hosts.facts}
         for host in self._stopped:
             self._hosts.links[host].send(Stop(grace_s))
         self._awaits_end = True

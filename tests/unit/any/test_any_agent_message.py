@@ -30,7 +30,7 @@ from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.actions import Happen
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle
-from orchestrator.core.state.events import Event, HostLost, event_line, parse_event
+from orchestrator.core.state.events import Event, HostLost, TeardownEnded, event_line, parse_event
 from orchestrator.links.agent_link import AgentLink
 from orchestrator.supervisor.agent_inputs import AgentInputs
 from orchestrator.supervisor.agent_orders import Attempts
@@ -43,6 +43,7 @@ from orchestrator.supervisor.tensorboard_task import TensorBoardTask
 from worker.wire.codec import BadMessage, Within, decoder, encode
 from worker.wire.facts import HostFacts, IsAddress, IsLetter
 from worker.wire.messages import (
+    Empty,
     FromAgent,
     Held,
     Hello,
@@ -206,51 +207,78 @@ own_tasks = reports.map(
 )
 
 
+class Supervised:
+    """The part of a supervisor that reads the agents of TWO_HOSTS. `handled`: what the lifecycle was given."""
+
+    def __init__(self, stack: contextlib.ExitStack) -> None:
+        self._queue: deque[Event] = deque()
+        self.handled: list[Event] = []
+        store = stack.enter_context(contextlib.closing(make_run(run_id=f"run-{next(numbers)}")))
+        throttle, self._lifecycle = ProgressThrottle(), Lifecycle(TWO_HOSTS, "run-1", 0.0)
+        logs = stack.enter_context(RunLogs(store.directory.sub("logs"), throttle))
+        tensorboard = TensorBoardTask(None, NetworkOption.HOST, store, self._queue)
+        self._selector = stack.enter_context(selectors.DefaultSelector())
+        self.hosts = Reached(TWO_HOSTS)
+        stack.callback(self.hosts.end)
+        self.attempts = Attempts(TWO_HOSTS, self.hosts, store, logs, tensorboard, self._queue)
+        stacks = StackRequests(lambda tasks, native: tasks)
+        reports = AgentReports(self._lifecycle, store, throttle, logs, stacks, tensorboard, self._queue)
+        notices = Notices(TWO_HOSTS, self._lifecycle, self._queue)
+        self.inputs = AgentInputs(
+            self.hosts, self._selector, self.attempts, reports, logs, notices, self._queue, lambda: None
+        )
+        self.hosts.serve(TWO_HOSTS, store)
+        self.inputs.watch()
+        self.attempts.hold_ports(1, TWO_HOSTS)
+
+    def take(self, host: str, data: bytes) -> None:
+        """Read `data` from a host, and handle the events."""
+        self.hosts.ends[host].sendall(data)
+        while ready := self._selector.select(0):
+            for key, _ in ready:
+                key.data()
+        while self._queue:
+            self.handled.append(self._queue.popleft())
+            for action in self._lifecycle.handle(self.handled[-1]):
+                if isinstance(action, Happen):
+                    self._queue.append(action.event)
+
+    def join(self, host: str) -> None:
+        self.take(host, encode(Hello(host, 1, 1, FACTS)))
+
+    def plan(self) -> None:
+        for number, host in enumerate(self.hosts.links):
+            self.take(host, encode(Held(1, (2000 + number,))))
+
+    def count(self, kind: type[Event]) -> int:
+        return sum(isinstance(each, kind) for each in self.handled)
+
+
 @given(st.lists(lines(own_tasks), min_size=1, max_size=5), st.booleans())
 @fuzzed(60)
 def test_supervisor_takes_any_report_or_loses_that_host_only(said: list[bytes], is_planned: bool) -> None:
-    queue: deque[Event] = deque()
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(contextlib.closing(make_run(run_id=f"run-{next(numbers)}")))
-        throttle, lifecycle = ProgressThrottle(), Lifecycle(TWO_HOSTS, "run-1", 0.0)
-        logs = stack.enter_context(RunLogs(store.directory.sub("logs"), throttle))
-        tensorboard = TensorBoardTask(None, NetworkOption.HOST, store, queue)
-        selector = stack.enter_context(selectors.DefaultSelector())
-        hosts = Reached(TWO_HOSTS)
-        stack.callback(hosts.end)
-        attempts = Attempts(TWO_HOSTS, hosts, store, logs, tensorboard, queue)
-        stacks = StackRequests(lambda tasks, native: tasks)
-        reports = AgentReports(lifecycle, store, throttle, logs, stacks, tensorboard, queue)
-        notices = Notices(TWO_HOSTS, lifecycle, queue)
-        inputs = AgentInputs(hosts, selector, attempts, reports, logs, notices, queue, lambda: None)
-        handled: list[Event] = []
-
-        def take(host: str, data: bytes) -> None:
-            hosts.ends[host].sendall(data)
-            while ready := selector.select(0):
-                for key, _ in ready:
-                    key.data()
-            while queue:
-                handled.append(queue.popleft())
-                for action in lifecycle.handle(handled[-1]):
-                    if isinstance(action, Happen):
-                        queue.append(action.event)
-
-        hosts.serve(TWO_HOSTS, store)
-        inputs.watch()
-        attempts.hold_ports(1, TWO_HOSTS)
-        for number, host in enumerate(("n1", "n2")):
-            take(host, encode(Hello(host, 1, 1, FACTS)))
-            if is_planned:
-                take(host, encode(Held(1, (2000 + number,))))
+        run = Supervised(stack)
+        for host in ("n1", "n2"):
+            run.join(host)
         if is_planned:
-            attempts.start_all()
-        take("n1", (b"\n".join(said) + b"\n")[:60_000])
-        assert "n2" in hosts.links
-        for each in handled:
+            run.plan()
+            run.attempts.start_all()
+        run.take("n1", (b"\n".join(said) + b"\n")[:60_000])
+        assert "n2" in run.hosts.links
+        for each in run.handled:
             assert parse_event(event_line(each)) == each
-        lost = [each.host for each in handled if isinstance(each, HostLost)]
-        assert lost == ([] if "n1" in hosts.links else ["n1"])
+        lost = [each.host for each in run.handled if isinstance(each, HostLost)]
+        assert lost == ([] if "n1" in run.hosts.links else ["n1"])
+
+
+def test_teardown_does_not_wait_for_a_host_that_has_not_joined() -> None:
+    with contextlib.ExitStack() as stack:
+        run = Supervised(stack)
+        run.join("n1")
+        run.inputs.tear_down(1.0)
+        run.take("n1", encode(Empty(0)))
+        assert run.count(TeardownEnded) == 1
 
 
 # -- to the agent
