@@ -48,7 +48,7 @@ from orchestrator.core.plan.placement import place
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, NoticeSource, StopReason, event_line, parse_event
 from orchestrator.core.state.fold import apply
-from orchestrator.core.state.result import CauseKind, RunResult, TaskStack, shell_code
+from orchestrator.core.state.result import Cause, CauseKind, RunResult, TaskStack, shell_code
 from orchestrator.core.state.state import HostPhase, RunState, TaskPhase
 
 _STOPPED_CODES = (ExitCode.NOTICE, ExitCode.INTERRUPTED, ExitCode.OUTPUT_CLOSED, ExitCode.TERMINATED)
@@ -127,6 +127,18 @@ class Story:
         """The orders since this was last asked."""
         orders, self._seen = self.orders[self._seen :], len(self.orders)
         return orders
+
+    def fresh(self) -> Self:
+        """Forget the orders so far."""
+        self.ordered()
+        return self
+
+    @property
+    def cause(self) -> Cause:
+        """The cause of the end, which the run must have."""
+        cause = self.result().cause
+        assert cause is not None, "the run has no cause"
+        return cause
 
     def result(self) -> RunResult:
         """The result of the run, once the teardown that has begun is over."""

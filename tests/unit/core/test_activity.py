@@ -117,9 +117,8 @@ def test_start_that_makes_progress_or_ends_is_not_noticed() -> None:
     assert story.at(100).reaches(Deadline.START_LATE).notices == ()
     story = Story(job()).starts().reports(0, "waiting").exits(1, code=1)
     assert story.due is not None and story.due[1] != Deadline.START_LATE
-    cause = Story(job(timeout_s=60.0)).starts().reports(0, "waiting").at(60).result().cause
-    assert cause is not None
-    assert cause.text == "not done after 60 s (--timeout); worker:0 waits for worker:1 (starting, 1m)"
+    story = Story(job(timeout_s=60.0)).starts().reports(0, "waiting").at(60)
+    assert story.cause.text == "not done after 60 s (--timeout); worker:0 waits for worker:1 (starting, 1m)"
 
 
 phases = st.sampled_from(["importing", "starting", "waiting", "training", "done", "odd\x1b", None])

@@ -11,7 +11,7 @@ from story import Story, other_ends
 from orchestrator.client.view.report import end_lines
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.state.events import SignalRequested, Symptom, SymptomKind
-from orchestrator.core.state.result import Cause, CauseKind, RunResult
+from orchestrator.core.state.result import CauseKind
 
 INTERRUPTED = Symptom(kind=SymptomKind.OWN, exception="KeyboardInterrupt")
 KILL, STOP, CONT, TERM, INT = signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM, signal.SIGINT
@@ -37,10 +37,6 @@ def failing(symptom: Symptom | None, letter: str = "T", number: int | None = Non
 def lost_peer(other: Symptom) -> Story:
     """worker:0 loses its peers while another task has already raised `other`."""
     return running().exits(0, code=1, symptom=COLLATERAL, peer_symptoms={"worker:1": other})
-
-
-def ends(result: RunResult) -> list[str]:
-    return [task.end or "" for task in result.tasks]
 
 
 def test_task_that_the_failure_began_with() -> None:
@@ -91,23 +87,15 @@ def test_text_of_a_cause_is_how_the_task_ended() -> None:
         "signal 63": running().exits(0, signal=63),
         "exit 3": running().exits(0, code=3),
     }
-    assert [text_of(story.result()) for story in rows.values()] == [*rows]
+    assert [story.cause.text for story in rows.values()] == [*rows]
     for code, says in ((42, "PreemptionCheckpointHandler"), (143, "SIGTERM")):
-        result = running().exits(0, code=code).result()
-        assert f"exit {code}: " in text_of(result) and says in text_of(result) and result.exit_code == code
+        story = running().exits(0, code=code)
+        assert story.end() == f"failed {code}: exited worker:0"
+        assert f"exit {code}: " in story.cause.text and says in story.cause.text
     advised = OWN.model_copy(update={"advice": "install it"})
     first = running().exits(0, code=1, symptom=advised).result().first_failure
     assert first is not None
     assert (first.advice, first.exception, first.lines) == ("install it", OWN.exception, OWN.lines)
-
-
-def cause_of(result: RunResult) -> Cause:
-    assert result.cause is not None
-    return result.cause
-
-
-def text_of(result: RunResult) -> str:
-    return cause_of(result).text
 
 
 def sends(story: Story, number: int, by: str = "user", text: str | None = None, task: int = 1) -> Story:
@@ -134,7 +122,7 @@ def test_signal_that_was_sent_on_purpose_is_named() -> None:
         # The task's own error has nothing to do with it.
         "exit 3": sends(running(), INT).exits(1, code=3, symptom=OWN),
     }
-    assert [text_of(story.result()) for story in rows.values()] == [*rows]
+    assert [story.cause.text for story in rows.values()] == [*rows]
 
 
 def test_stop_that_was_sent_on_purpose_is_named() -> None:
@@ -152,7 +140,7 @@ def test_stop_that_was_sent_on_purpose_is_named() -> None:
         "stopped by SIGSTOP (or a debugger)": running().exits(0, **lost, peers={"worker:1": "T"}),
     }
     for how, story in rows.items():
-        cause = cause_of(story.result())
+        cause = story.cause
         assert (cause.task, cause.kind, cause.text) == (
             "worker:1",
             CauseKind.STOPPED,
@@ -160,28 +148,28 @@ def test_stop_that_was_sent_on_purpose_is_named() -> None:
         )
     # A signal that the task survived is not the cause.
     survived = sends(sends(running(), STOP), CONT).at(60).exits(0, code=1, symptom=OWN)
-    assert cause_of(survived.result()).task == "worker:0"
+    assert survived.cause.task == "worker:0"
 
 
-def raising(*symptoms: Symptom, workers: int = 2) -> RunResult:
-    """The result of workers that raise these, the first one before the teardown begins; others are stopped."""
+def raising(*symptoms: Symptom, workers: int = 2) -> Story:
+    """Workers that raise these, the first one before the teardown begins; others are stopped."""
     story = running(workers)
     for index, symptom in enumerate(symptoms):
         story.exits(index, code=1, symptom=symptom)
-    return story.result()
+    return story
 
 
 def test_same_exception_of_tasks_that_were_stopped_meanwhile_is_one_cause() -> None:
-    result = raising(own(), own())
-    cause = cause_of(result)
+    story = raising(own(), own())
+    cause = story.cause
     assert cause.text == f"both workers failed: {NO_MODULE} (train.py:2)"
     assert (cause.task, cause.tasks) == ("worker:0", ("worker:0", "worker:1"))
-    assert ends(result) == ["failed", "failed"]
-    report = end_lines(result, None, colour=False)
+    assert story.ends() == ["failed", "failed"]
+    report = end_lines(story.result(), None, colour=False)
     assert not any("other tasks" in line for line in report)
     assert report[-1] == f"orch: {cause.text}"
     for workers, counted in ((4, "3 of 4 workers"), (3, "all 3 workers")):
-        text = text_of(raising(own(), own(), own(), workers=workers))
+        text = raising(own(), own(), own(), workers=workers).cause.text
         assert text.startswith(f"{counted} failed: ModuleNotFoundError")
 
 
@@ -191,7 +179,7 @@ def test_addresses_numbers_and_paths_in_messages_may_differ() -> None:
         ("ValueError: no extension: filepath=model.", "ValueError: no extension: filepath=worker_1/model."),
         ("OSError: [Errno 2] No such file: '/data/0.csv'", "OSError: [Errno 2] No such file: '/data/1.csv'"),
     ]
-    found = [text_of(raising(own(first), own(second))) for first, second in messages]
+    found = [raising(own(first), own(second)).cause.text for first, second in messages]
     assert found == [f"both workers failed: {first} (train.py:2)" for first, _ in messages]
 
 
@@ -205,9 +193,9 @@ def test_silent_task_is_collateral_only_in_a_cluster() -> None:
 def test_other_exceptions_during_a_stop() -> None:
     """A different exception or place is another failure. What the stop itself raised is none."""
     for other in (own("ModuleNotFoundError: No module named 'x'"), own(place="/u/data.py:9")):
-        result = raising(own(), other)
-        assert cause_of(result).tasks == ()
-        assert ends(result)[1] == f"failed while orch stopped it: {other.exception}"
+        story = raising(own(), other)
+        assert story.cause.tasks == ()
+        assert story.ends()[1] == f"failed while orch stopped it: {other.exception}"
     story = running().exits(0, code=1, symptom=own()).exits(1, signal=15, symptom=own("KeyboardInterrupt"))
     assert story.ends()[1] == "stopped by orch"
-    assert ends(raising(own(), COLLATERAL))[1] == "failed because of it"
+    assert raising(own(), COLLATERAL).ends()[1] == "failed because of it"

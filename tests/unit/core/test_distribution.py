@@ -19,7 +19,7 @@ from orchestrator.core.job.strategy import StrategyChoice
 from orchestrator.core.progress.line_progress import LineProgress
 from orchestrator.core.progress.reported import ProgressThrottle, parse_progress
 from orchestrator.core.state import events
-from orchestrator.core.state.result import BadLoss, CauseKind, RunResult, TaskBadLoss
+from orchestrator.core.state.result import BadLoss, TaskBadLoss
 
 ARGV = ("python", "-u", "train.py", "1")
 SCRIPT = command(*ARGV, kind=CommandKind.SCRIPT, words=("python", "train.py"), interpreter=("python", "-u"))
@@ -43,31 +43,33 @@ def training(spec: JobSpec = TWO, **more: Any) -> Story:
     return reporting(spec, {"trains": True} | more, {"trains": True} | more)
 
 
-def result(story: Story, code: int = 0) -> RunResult:
-    """The result once all tasks have exited with 0, but the last with `code`."""
+def ended(story: Story, code: int = 0) -> Story:
+    """All tasks have exited with 0, but the last with `code`."""
     *others, last = story.state.tasks
-    return story.exits(*others).exits(last, code=code).result()
+    return story.exits(*others).exits(last, code=code)
 
 
 def test_tasks_that_trained_without_a_cluster_are_called_copies() -> None:
     """A cluster of one is not a cluster."""
     for more in ({}, {"cluster": 1, "server": "localhost:1"}):
-        ended = result(training(**more))
-        assert (ended.outcome, ended.not_distributed, ended.cause) == ("succeeded", COPIES, None)
-        assert [task.joined for task in ended.tasks] == [False, False]
+        result = ended(training(**more)).result()
+        assert (result.outcome, result.not_distributed, result.cause) == ("succeeded", COPIES, None)
+        assert [task.joined for task in result.tasks] == [False, False]
 
 
 def test_expect_cluster_makes_it_a_failure() -> None:
     """Also if they were not seen to train. The failure of a task stays the cause."""
-    failed = "train.py never joined the cluster of 2 tasks. Create "
-    for story, text in ((training(EXPECTED), COPIES), (reporting(EXPECTED), failed)):
-        ended = result(story)
-        assert (ended.outcome, ended.exit_code, ended.not_distributed) == ("failed", 1, None)
-        assert ended.cause is not None and ended.first_failure is None and ended.cause.text.startswith(text)
-        assert (ended.cause.kind, ended.cause.task) == (CauseKind.NOT_DISTRIBUTED, None)
-    ended = result(training(EXPECTED), code=3)
-    assert (ended.exit_code, ended.not_distributed) == (3, None)
-    assert ended.cause is not None and ended.cause.task == "worker:1"
+    unseen = "train.py never joined the cluster of 2 tasks. Create "
+    rows = {
+        "copies": (ended(training(EXPECTED)), "failed 1: not_distributed"),
+        "unseen": (ended(reporting(EXPECTED)), "failed 1: not_distributed"),
+        "a failure": (ended(training(EXPECTED), code=3), "failed 3: exited worker:1"),
+    }
+    assert other_ends(rows) == {}
+    copies = rows["copies"][0]
+    assert copies.cause.text == COPIES and rows["unseen"][0].cause.text.startswith(unseen)
+    assert [row[0].result().not_distributed for row in rows.values()] == [None] * 3
+    assert copies.result().first_failure is None
 
 
 def test_nothing_is_said_of_tasks_that_joined_or_where_it_may_be_wrong() -> None:
@@ -84,8 +86,8 @@ def test_nothing_is_said_of_tasks_that_joined_or_where_it_may_be_wrong() -> None
         "one task": reporting(job(command=SCRIPT, workers=1), {"trains": True}),
         "a strategy of one process": training(tpu),
     }
-    ends = {how: result(story) for how, story in (joined | others).items()}
-    said = {how: ended.not_distributed or ended.cause for how, ended in ends.items()}
+    ends = {how: ended(story).result() for how, story in (joined | others).items()}
+    said = {how: end.not_distributed or end.cause for how, end in ends.items()}
     assert not any(said.values()), said
     assert all(any(task.joined for task in ends[how].tasks) for how in joined)
 
@@ -170,7 +172,5 @@ def test_stop_on_nan_ends_the_run_with_that_cause_and_without_a_restart() -> Non
         "with restarts": (restarting.exits(0, 1, signal=15), "failed 1: nan worker:1"),
     }
     assert other_ends(rows) == {}
-    cause = during.result().cause
-    assert cause is not None
-    assert cause.text == "the loss is nan, first seen at epoch 2 step 37 (--stop-on-nan)"
+    assert during.cause.text == "the loss is nan, first seen at epoch 2 step 37 (--stop-on-nan)"
     assert restarting.result().not_restarted == "--stop-on-nan ends the run"

@@ -36,9 +36,7 @@ RESTART = job(on_failure=FailurePolicy.RESTART, max_restarts=3)
 
 
 def running(workers: int = 2, **fields: object) -> Story:
-    story = Story(job(workers=workers, **fields)).ready()
-    story.ordered()
-    return story
+    return Story(job(workers=workers, **fields)).ready().fresh()
 
 
 def test_run_starts_and_succeeds() -> None:
@@ -103,7 +101,7 @@ def test_end_of_a_run() -> None:
     assert other_ends(rows) == {}
     # A full disk ends the run without a restart.
     assert FAILURE in full.orders and full.result().attempts == 1
-    assert "No space left" in str(full.result().cause)
+    assert "No space left" in full.cause.text
 
 
 def test_text_of_causes() -> None:
@@ -118,8 +116,8 @@ def test_text_of_causes() -> None:
         "the run ended before its tasks did": running().happens(events.TeardownEnded),
         "over --memory-limit 2 GiB": running().exits(1, signal=KILL, over_limit=(3 << 30, 2 << 30)),
     }
-    causes = {text: story.result().cause for text, story in rows.items()}
-    assert not [text for text, cause in causes.items() if cause is None or text not in cause.text], causes
+    causes = {text: story.cause.text for text, story in rows.items()}
+    assert not [text for text, cause in causes.items() if text not in cause], causes
 
 
 def test_stop_reason_determines_exit_code_and_grace() -> None:

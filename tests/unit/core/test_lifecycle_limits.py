@@ -25,23 +25,13 @@ STALLED_1, STOPPED_1, LATE_1 = (f"timed_out 124: {kind} worker:1" for kind in ("
 
 def stall(**fields: Any) -> Story:
     """A run that may be silent for 5 s."""
-    story = Story(job(stall_timeout_s=5.0, **fields)).ready()
-    story.ordered()
-    return story
+    return Story(job(stall_timeout_s=5.0, **fields)).ready().fresh()
 
 
 def late(*ready: int, workers: int = 2) -> Story:
     """A run that may start for 120 s, in which only these tasks get ready, at 3 s."""
     story = Story(job(workers=workers, start_timeout_s=120.0)).starts().at(3)
-    story = story.ready(*ready) if ready else story
-    story.ordered()
-    return story
-
-
-def cause_of(story: Story) -> str:
-    cause = story.result().cause
-    assert cause is not None
-    return cause.text
+    return (story.ready(*ready) if ready else story).fresh()
 
 
 # -- --stall-timeout
@@ -79,7 +69,7 @@ def test_task_that_is_blamed_for_a_silence() -> None:
         "the end of another": (continued.stacks(AT_WORK, STOPPED), STOPPED_1),
     }
     assert other_ends(rows) == {}
-    assert cause_of(rows["fewer steps"][0]).endswith("; in load_data (train.py:31)")
+    assert rows["fewer steps"][0].cause.text.endswith("; in load_data (train.py:31)")
     looks = [sum(order == AT_STALL for order in row[0].orders) for row in rows.values()]
     assert looks == [1, 1, 2, 2, 3, 1, 1]
 
@@ -89,8 +79,7 @@ def test_signs_of_life() -> None:
     assert story.ordered() == []
     assert story.due is not None and 5 < story.due[0] <= 10
     # The limit applies from the moment a task is ready until it ends.
-    story = Story(STALL).starts().at(60)
-    story.ordered()
+    story = Story(STALL).starts().at(60).fresh()
     assert story.reaches(Deadline.STALL_LIMIT).ordered() == []
     assert story.at(100).ready(0).at(101).ready(1).due == (105, Deadline.STALL_LIMIT)
     assert story.exits(0).due == (106, Deadline.STALL_LIMIT)
@@ -100,12 +89,10 @@ def test_stacks_that_blame_no_task() -> None:
     failed = stall().at(5).exits(1, code=3).stacks(AT_WORK)
     user = stall().stacks(None, STOPPED, why="user")
     assert user.ordered() == [] and user.exits(0, 1).result().stacks == {}
-    silent, debugged_1 = (
-        stall().at(5).stacks(),
-        debugger(debugged().at(60), "attached").stacks(AT_WORK, AT_WORK),
-    )
+    silent = stall().at(5).stacks()
+    debugged_1 = debugger(debugged().at(60), "attached").stacks(AT_WORK, AT_WORK)
     assert (silent.ordered(), debugged_1.ordered()) == ([AT_STALL, SweepHost()], [AT_STALL])
-    assert "agent does not answer" in cause_of(silent)
+    assert "agent does not answer" in silent.cause.text
     ends = [story.end() for story in (failed, user, silent)]
     assert ends == ["failed 3: exited worker:1", "succeeded 0", "failed 125: orch"]
 
@@ -140,7 +127,7 @@ def test_task_that_is_blamed_for_a_late_start() -> None:
     }
     assert other_ends(rows) == {}
     assert all([*row[0].orders].count(AT_START) == 1 for row in rows.values())
-    texts = {name: cause_of(row[0]) for name, row in rows.items()}
+    texts = {name: row[0].cause.text for name, row in rows.items()}
     assert texts["never ready"] == (
         "not ready 2m (--start-timeout) after the first task was (starting, 2m4s; in train.py:31 load_data)"
     )
@@ -170,8 +157,7 @@ def test_start_limit_lasts_from_the_first_ready_task_until_all_have_joined() -> 
     without_port = late(0).trains(1, 3).due
     assert without_port is None or without_port[1] != Deadline.START_LIMIT
     # Stacks are taken once when both limits are reached.
-    story = Story(job(stall_timeout_s=5.0, start_timeout_s=5.0)).starts().ready(0)
-    story.ordered()
+    story = Story(job(stall_timeout_s=5.0, start_timeout_s=5.0)).starts().ready(0).fresh()
     assert story.at(5).reaches(Deadline.START_LIMIT).ordered() == [AT_STALL]
     assert story.stacks(AT_WORK).end() == "timed_out 124: stalled worker:0"
     # Even while the stacks are taken.
@@ -197,9 +183,7 @@ def watched() -> Story:
 def test_silent_and_idle_task_is_reported_and_not_ended() -> None:
     story = watched()
     assert story.due == (300, Deadline.SILENCE)
-    story.at(299).writes(0)
-    story.ordered()
-    assert story.at(300).ordered() == [TakeStacks(Deadline.SILENCE)]
+    assert story.at(299).writes(0).fresh().at(300).ordered() == [TakeStacks(Deadline.SILENCE)]
     story.stacks(IN_TENSORFLOW, AT_WORK)
     assert story.notices == ("worker:1 has been silent and idle for 5m: in load_data (train.py:31)",)
     # Once, until it writes again.
@@ -240,8 +224,7 @@ def test_silence_is_not_watched_with_a_stall_limit() -> None:
 
 def debugged(state: str | None = None, **fields: Any) -> Story:
     """A run with limits, in which a debugger in worker:1 reports this at 10 s."""
-    story = Story(job(**{"timeout_s": 300.0, "stall_timeout_s": 60.0} | fields)).ready()
-    story.ordered()
+    story = Story(job(**{"timeout_s": 300.0, "stall_timeout_s": 60.0} | fields)).ready().fresh()
     return story.at(10) if state is None else debugger(story.at(10), state)
 
 

@@ -24,9 +24,8 @@ NO_STEP = "it failed before it reported a training step"
 
 def at_step(step: int = 20, **fields: Any) -> Story:
     """A run with --on-failure restart whose tasks have trained."""
-    story = Story(job(**{"on_failure": FailurePolicy.RESTART, "max_restarts": 3} | fields)).ready()
-    story.trains(0, step).trains(1, step).ordered()
-    return story
+    story = Story(job(**{"on_failure": FailurePolicy.RESTART, "max_restarts": 3} | fields))
+    return story.ready().trains(0, step).trains(1, step).fresh()
 
 
 def test_failure_after_a_step_is_restarted() -> None:
@@ -152,8 +151,7 @@ def test_processes_that_are_left_prevent_a_restart() -> None:
 
 
 def test_requested_restart_does_not_count_as_a_failure() -> None:
-    story = Story(job(max_restarts=0)).ready()
-    story.ordered()
+    story = Story(job(max_restarts=0)).ready().fresh()
     assert story.restarts().ordered() == [TearDown(TeardownReason.RESTART, JOB.grace_s)]
     assert story.at(1).torn_down().due == (1, Deadline.RESTART)
     assert story.at(1).ordered() == [PlanAttempt(2)]
@@ -164,8 +162,7 @@ def test_requested_restart_does_not_count_as_a_failure() -> None:
 
 
 def test_requested_restart_skips_the_delay() -> None:
-    story = at_step().exits(1, code=3).torn_down()
-    story.ordered()
+    story = at_step().exits(1, code=3).torn_down().fresh()
     assert story.at(0.1).restarts().ordered() == [PlanAttempt(2)]
     # The next attempt is being planned.
     assert story.at(1).reaches(Deadline.RESTART).restarts().ordered() == []

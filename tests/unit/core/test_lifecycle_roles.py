@@ -27,9 +27,7 @@ def at_work(*, serves: bool = True, **fields: Any) -> Story:
     """A coordinated cluster whose tasks run. A worker or evaluator is restarted alone, as is the default."""
     alone = policies({"worker": FailurePolicy.RESTART_TASK, "evaluator": FailurePolicy.RESTART_TASK})
     spec = job(**{"roles": CLUSTER, "evaluator_timeout_s": 600.0, "role_settings": alone} | fields)
-    story = Story(spec, serves=serves).ready()
-    story.ordered()
-    return story
+    return Story(spec, serves=serves).ready().fresh()
 
 
 def training(**fields: Any) -> Story:

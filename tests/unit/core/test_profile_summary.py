@@ -11,8 +11,6 @@ from recordings import Lines, xspace
 from worker.programs import summarize_profile
 
 REDUCE = "StatefulPartitionedCall/CollectiveReduceV2:CollectiveReduceV2"
-COMPUTE: Lines = {"tf_Compute/1": [("a:MatMul", 0, 10)]}
-TWICE: Lines = {"collective_ops/1": [(REDUCE, 10, 40), (REDUCE, 60, 70)]}
 
 
 def summary(directory: Path, start: float = 1000, plane: str = "/host:CPU", **tasks: Lines) -> dict[str, Any]:
@@ -51,8 +49,9 @@ def test_each_moment_of_the_recording_counts_once(tmp_path: Path) -> None:
 
 
 def test_the_last_one_to_come_is_waited_for(tmp_path: Path) -> None:
+    twice: Lines = {"collective_ops/1": [(REDUCE, 10, 40), (REDUCE, 60, 70)]}
     late: Lines = {"collective_ops/1": [(REDUCE, 25, 35), (REDUCE, 53, 65)]}
-    waits = summary(tmp_path, start=1005, worker_0=TWICE, worker_1=late, ps_0={})["waits"]
+    waits = summary(tmp_path, start=1005, worker_0=twice, worker_1=late, ps_0={})["waits"]
     found = {task: {other: round(s * 1000, 3) for other, s in to.items()} for task, to in waits.items()}
     assert found == {"worker:0": {"worker:1": 20.0}, "worker:1": {"worker:0": 2.0}}
     # A collective of which a part was cut is left out.
@@ -60,7 +59,7 @@ def test_the_last_one_to_come_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_damaged_recordings_are_named(tmp_path: Path) -> None:
-    summary(tmp_path, worker_0=COMPUTE, worker_1=COMPUTE, worker_2=COMPUTE)
+    summary(tmp_path, worker_0={}, worker_1={}, worker_2={})
     bad = [tmp_path / f"worker-{index}.xplane.pb" for index in (1, 2)]
     bad[0].write_bytes(b"\x0a\xff\xff")
     bad[1].unlink()
