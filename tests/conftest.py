@@ -52,7 +52,7 @@ _TOGETHER = {
     "tests/e2e/local/examples/test_worker_training.py": "TensorFlow",
     "tests/e2e/local/examples/test_worker_datasets.py": "TensorFlow",
     "tests/e2e/local/examples/test_worker_data_sharing.py": "TensorFlow",
-    "tests/e2e/local/examples/test_worker_history.py": "TensorFlow",
+    "tests/e2e/local/examples/test_worker_progress.py": "TensorFlow",
     "tests/e2e/local/examples/test_worker_process.py": "TensorFlow",
     "tests/e2e/local/examples/test_worker_parameter_server.py": "TensorFlow",
     "tests/e2e/local/examples/test_worker_equal_losses.py": "TensorFlow",

@@ -23,11 +23,6 @@ def planned(spec: JobSpec) -> RunPlan:
     return placeholder_plan(spec, RunPaths(Path("/runs/x")), {"PATH": os.defpath})
 
 
-def tf_configs(spec: JobSpec) -> dict[str, dict[str, Any]]:
-    plan = planned(spec)
-    return {str(task.task): plan.tf_config_of(task.task).as_dict() for task in plan.tasks}
-
-
 # -- numbers of tasks
 
 
@@ -118,31 +113,6 @@ def test_global_batch(load_here: Load, tmp_path: Path) -> None:
     assert variable({"ORCH_RUN_ID": "outer", "ORCH_GLOBAL_BATCH": "7"}) == ""
 
 
-# -- TF_CONFIG
-
-
-def test_evaluator_is_only_in_its_own_tf_config(load_here: Load) -> None:
-    found = tf_configs(load_here(workers=2, ps=1, evaluator=True).spec)
-    cluster = {
-        "chief": ["127.0.0.1:10001"],
-        "worker": ["127.0.0.1:10002", "127.0.0.1:10003"],
-        "ps": ["127.0.0.1:10004"],
-    }
-    places = [("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)]
-    assert found == {
-        **{f"{role}:{i}": {"cluster": cluster, "task": {"type": role, "index": i}} for role, i in places},
-        "evaluator:0": {
-            "cluster": cluster | {"evaluator": ["127.0.0.1:10005"]},
-            "task": {"type": "evaluator", "index": 0},
-        },
-    }
-
-
-def test_single_worker_has_a_tf_config(load_here: Load) -> None:
-    expected = {"cluster": {"worker": ["127.0.0.1:10001"]}, "task": {"type": "worker", "index": 0}}
-    assert tf_configs(load_here(workers=1).spec) == {"worker:0": expected}
-
-
 # -- what each role runs
 
 
@@ -171,9 +141,7 @@ def test_no_common_command_if_every_role_has_one(load_here: Load) -> None:
 def test_only_roles_with_the_same_imports_are_forked(load_here: Load, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import tensorflow as tf\n")
     (tmp_path / "same.py").write_text("import tensorflow as tf\nprint(1)\n")
-    (tmp_path / "other.py").write_text(
-        "import tensorflow as tf\nimport numpy as np\nfrom tensorflow import keras\n"
-    )
+    (tmp_path / "other.py").write_text("import tensorflow as tf\nfrom tensorflow import keras\n")
     # The roles whose tasks are not forked, by the tables after the common command.
     table: dict[str, list[str]] = {
         "": [],
@@ -250,23 +218,25 @@ def test_source_that_joins_no_cluster_gives_a_notice(load_here: Load, tmp_path: 
     (tmp_path / "mine.py").write_text(
         "strategy = tf.distribute.experimental.ParameterServerStrategy(resolver)"
     )
-    fit = "\nmodel.fit(x)"
+    # The source of a script that ends with fit, and why its workers are independent.
     table = {
-        f"import tensorflow as tf{fit}": "creates no strategy for several workers",
-        f"import tensorflow as tf\ns = tf.distribute.MirroredStrategy(){fit}": (
-            "uses MirroredStrategy, which does not span workers"
-        ),
-        f"import tensorflow as tf\ns = tf.distribute.MultiWorkerMirroredStrategy(){fit}": "",
-        f"import tensorflow as tf\nfrom mine import strategy{fit}": "",
-        f"import tensorflow as tf\nimport official.common{fit}": "",
-        f"import tensorflow as tf\nimport horovod.tensorflow as hvd{fit}": "",
-        f"import tensorflow as tf\nshard = os.environ['ORCH_TASK']{fit}": "",
-        "import tensorflow as tf\nprint(tf.constant(1))": "",
-        f"import sklearn{fit}": "",
+        "import tensorflow as tf": "creates no strategy for several workers",
+        "s = tf.distribute.MirroredStrategy()": "uses MirroredStrategy, which does not span workers",
+        "s = tf.distribute.MultiWorkerMirroredStrategy()": "",
+        "from mine import strategy": "",
+        "import official.common": "",
+        "import horovod.tensorflow as hvd": "",
+        "shard = os.environ['ORCH_TASK']": "",
     }
     advice = "create a MultiWorkerMirroredStrategy, or use --workers 1"
-    for text, why in table.items():
+
+    def independent(text: str) -> list[str]:
         (tmp_path / "train.py").write_text(text)
-        notices = [n for n in load_here(command=["train.py"], workers=2).notices if "independent" in n]
+        return [n for n in load_here(command=["train.py"], workers=2).notices if "independent" in n]
+
+    assert not independent("import tensorflow as tf\nprint(tf.constant(1))")
+    assert not independent("import sklearn\nmodel.fit(x)")
+    for text, why in table.items():
+        notices = independent(f"import tensorflow as tf\n{text}\nmodel.fit(x)")
         wanted = f"train.py {why}: 2 workers would train 2 independent copies; {advice}"
         assert notices == ([wanted] if why else []), text

@@ -1,17 +1,27 @@
-"""orch.toml, and [tool.orch] in pyproject.toml: lines in messages, tables of roles, and files that are not read."""
+"""orch.toml, and [tool.orch] in pyproject.toml: lines in messages, files that are not read, and any input."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from acting_as import needs_root
-from spec_making import Load, refusal
+from hypothesis import given
+from hypothesis import strategies as st
+from spec_making import Load, refusal, toml_value
 from users import ORDINARY
 
+from orchestrator.core.errors import UsageError
+from orchestrator.core.job.spec import JobSpec
+from orchestrator.request.settings.config_document import config_document, placeholder_plan
+from orchestrator.request.settings.options import SETTINGS
 from orchestrator.request.settings.settings import load
+from orchestrator.store.runs.paths import RunPaths
 
 PROJECT = '[project]\nname = "tf-orch"\n'
 # The text of orch.toml, and the beginning of the refusal.
@@ -31,29 +41,19 @@ MISTAKES = {
     # Tables of roles.
     "\n[roles.pss]\ncount = 2": 'line 2: [roles]: unknown role "pss"; did you mean "ps"?',
     "[roles.ps]\ncuont = 2": 'line 1: [roles]: ps has an unknown key "cuont"; did you mean "count"?',
-    "workers = 2\n[roles.worker]\ncount = 2": (
-        "line 3: count of worker: given already (orch.toml, line 1: workers)"
-    ),
+    "workers = 2\n[roles.worker]\ncount = 2": "line 3: count of worker: given already (orch.toml, line 1: w",
     "[roles.ps]\n\ncount = 'two'": 'line 3: count of ps: "two" is not a whole number',
     "[roles.ps]\ncount = 2000000": "line 2: count of ps: a job has at most 4,000 tasks, not 2,000,000",
     "[roles.evaluator]\ncount = 2": "line 2: count of evaluator: a job has at most one",
     "[roles.evaluator]\non-failure = 'retry'": 'line 2: on-failure of evaluator: "retry" is not known',
     "[roles.evaluator]\ncommand = 'no.py'": "line 2: command of evaluator: script not found: no.py",
     "[roles.ps]\nenv = { ORCH_TASK = 'x' }": "line 2: env of ps: ORCH_TASK is set by orch",
-    "[roles.ps]\nenv = { TF_GRPC_REUSE_PORT = '0' }": (
-        "line 2: env of ps: TF_GRPC_REUSE_PORT is the same for all tasks"
-    ),
+    "[roles.ps]\nenv.TF_GRPC_REUSE_PORT = '0'": "line 2: env of ps: TF_GRPC_REUSE_PORT is the same for all",
     "[roles.worker]\ngpus = '7'": "line 2: gpus of worker: there is no GPU 7",
-    "[roles.ps]\nhosts = ['c']": (
-        "line 2: hosts of ps: ps: c is not a host of the run; it has none: add --hosts"
-    ),
-    "hosts = 'a'\n[roles.ps]\nhosts = ['c']": (
-        "line 3: hosts of ps: ps: c is not a host of the run; it has a"
-    ),
+    "[roles.ps]\nhosts = ['c']": "line 2: hosts of ps: ps: c is not a host of the run; it has none: add --hosts",
+    "hosts = 'a'\n[roles.ps]\nhosts = ['c']": "line 3: hosts of ps: ps: c is not a host of the run; it has a",
     "hosts = 'a'\n[roles.ps]\nhosts = ['a:2']": 'line 3: hosts of ps: write "a"; users and numbers',
-    "[roles.ps]\non-failure = 'abort'\non_failure = 'abort'": (
-        'line 1: [roles]: ps: "on_failure" is given twice, once with - and once with _'
-    ),
+    "[roles.ps]\non-failure = 'a'\non_failure = 'a'": 'line 1: [roles]: ps: "on_failure" is given twice, once w',
     "roles = 3": "line 1: [roles]: 3 is not a table; write [roles.ps]",
     "[roles]\nps = 2": "line 1: [roles]: ps is 2, not a table; write [roles.ps]",
 }
@@ -70,12 +70,9 @@ PROJECT_MISTAKES = {
 
 
 def test_mistake_is_named_with_its_line(load_here: Load, tmp_path: Path) -> None:
-    said = {toml: refusal(load_here, toml) for toml in MISTAKES}
+    for toml, message in MISTAKES.items():
+        assert refusal(load_here, toml).startswith(f"orch.toml, {message}"), toml
     (tmp_path / "orch.toml").unlink()
-    wrong = {
-        toml: said[toml] for toml in MISTAKES if not said[toml].startswith(f"orch.toml, {MISTAKES[toml]}")
-    }
-    assert wrong == {}
     for text, message in PROJECT_MISTAKES.items():
         (tmp_path / "pyproject.toml").write_text(PROJECT + text)
         assert refusal(load_here).startswith(f"pyproject.toml, {message}"), text
@@ -152,10 +149,8 @@ def test_file_of_another_user_is_refused_where_all_users_may_write(tmp_path: Pat
         for mode in (0o1777, 0o777):
             here.chmod(mode)
             # With fs.protected_symlinks the kernel itself refuses the link.
-            refused = (
-                f"{here / name}: (belongs to the user {ORDINARY}, and all users may write|cannot be read)"
-            )
-            assert re.match(refused, refusal(load, command, {}, here)), name
+            why = f"(belongs to the user {ORDINARY}, and all users may write|cannot be read)"
+            assert re.match(f"{here / name}: {why}", refusal(load, command, {}, here)), name
         os.chown(here / name, os.geteuid(), 0, follow_symlinks=False)
         assert load(command, {}, here).spec.workers == 3
         (here / name).unlink()
@@ -169,3 +164,91 @@ def test_pyproject_of_another_user_without_settings_of_orch_is_ignored(
     os.chown(tmp_path / "pyproject.toml", ORDINARY, ORDINARY)
     tmp_path.chmod(0o1777)
     load_here()
+
+
+# -- any input
+
+_MANY = 50
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+def expect_a_request_or_a_usage_error(
+    toml: bytes | None, environ: Mapping[str, str], flags: Mapping[str, object], place: Path
+) -> None:
+    file = place / "orch.toml"
+    if toml is None:
+        file.unlink(missing_ok=True)
+    else:
+        file.write_bytes(toml)
+    try:
+        request = load(flags, {"PATH": os.defpath, **environ}, place)
+    except UsageError as error:
+        assert str(error).strip()
+        return
+    spec = request.spec
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+    if spec.workers <= _MANY:
+        plan = placeholder_plan(spec, RunPaths(place / "run"), environ)
+        json.dumps(config_document(spec, plan))
+
+
+words = st.sampled_from(
+    ["", "1", "0", "-1", "30s", "true", "A=1", "/bin/true", "--epochs 3", "auto", "ready", "'", "~x/y", "0,1"]
+) | st.sampled_from(
+    ["restart", "restart-task", "private", "none", "2GiB", "1.5g", "kill 1 at step 2; stop 0 at 3s"]
+)
+texts = words | st.text(max_size=12)
+scalars = (
+    st.booleans()
+    | st.integers()
+    | st.floats()
+    | texts
+    | st.sampled_from([10**200, float("inf"), float("nan"), 1e308, "x" * 5000])
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+keys = st.sampled_from([setting.key for setting in SETTINGS.values()] + list(SETTINGS)) | st.text(max_size=6)
+
+
+@given(table=st.dictionaries(keys, values, max_size=4))
+def test_any_toml_is_a_request_or_a_usage_error(place: Path, table: dict[str, object]) -> None:
+    lines = [f"{toml_value(key)} = {toml_value(value)}" for key, value in table.items()]
+    expect_a_request_or_a_usage_error("\n".join(lines).encode(), {}, {"command": ["/bin/true"]}, place)
+
+
+@given(st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode(errors="replace")))
+def test_any_bytes_are_a_request_or_a_usage_error(place: Path, toml: bytes) -> None:
+    expect_a_request_or_a_usage_error(toml, {}, {"command": ["/bin/true"]}, place)
+
+
+variables = st.sampled_from(
+    [setting.variable for setting in SETTINGS.values()] + ["TF_CONFIG", "no_proxy", "ORCH_RUN_ID"]
+)
+variable_values = texts | st.text(st.characters(codec=None), max_size=8) | st.just("\udcff\udc80")
+
+
+@given(environ=st.dictionaries(variables, variable_values, max_size=5))
+def test_any_environment_is_a_request_or_a_usage_error(place: Path, environ: dict[str, str]) -> None:
+    expect_a_request_or_a_usage_error(None, environ, {}, place)
+
+
+typed = (
+    scalars
+    | st.none()
+    | st.lists(scalars, max_size=3)
+    | st.dictionaries(texts, scalars, max_size=3)
+    | st.binary(max_size=4)
+)
+
+
+@given(flags=st.dictionaries(st.sampled_from(list(SETTINGS)), typed, max_size=4))
+def test_any_flags_are_a_request_or_a_usage_error(place: Path, flags: dict[str, object]) -> None:
+    expect_a_request_or_a_usage_error(None, {}, flags, place)

@@ -17,7 +17,6 @@ from orchestrator.core.job.choices import NetworkOption, Strategy
 from orchestrator.core.job.cpu_budget import INTER_OP, INTRA_OP, Cores
 from orchestrator.core.job.fault import parse_chaos
 from orchestrator.core.job.gpus import Gpu, GpuInventory
-from orchestrator.core.job.roles import MOST_TASKS
 from orchestrator.core.job.run_name import default_name
 from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.job.strategy import Mesh
@@ -76,24 +75,6 @@ def test_spec_keeps_its_environment() -> None:
     spec = make_spec(env=given_env)
     given_env["A"] = "2"
     assert spec.env == {"A": "1"}
-
-
-names = st.from_regex(r"[A-Z][A-Z_]{0,8}", fullmatch=True).filter(
-    lambda name: name != "TF_CONFIG" and not name.startswith("ORCH_")
-)
-texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
-
-
-@given(
-    env=st.dictionaries(names, texts, max_size=4),
-    workers=st.integers(1, MOST_TASKS),
-    grace=st.floats(0, 1e6),
-    faults=st.sampled_from(["", "kill any#7 at step 20 in attempt 2; stop 0 at 30s for 25s"]),
-)
-def test_json_can_be_read_back(env: dict[str, str], workers: int, grace: float, faults: str) -> None:
-    chaos = parse_chaos(faults) if faults else ()
-    spec = make_spec(roles={"worker": workers}, env=env, grace_s=grace, chaos=chaos)
-    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
 
 
 def test_masked_spec_has_no_secrets() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
-from worker.training.data.datasets import load_dataset
-from worker.training.options.parser import parse_options
-from worker.training.process.environment import read_place
-from worker.training.process.output import without_startup_messages
-from worker.training.process.progress import ProgressChannel
+import tensorflow as tf
+
+from worker.__main__ import main
 
 CORES = 2
 
@@ -33,17 +30,8 @@ def make_strategy(resolver: str) -> Any:
 
 
 if __name__ == "__main__":
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    options = parse_options(sys.argv[1:])
-    with without_startup_messages():
-        import tensorflow as tf
-
     tf.distribute.cluster_resolver.TPUClusterResolver = resolve
     tf.config.experimental_connect_to_cluster = lambda resolver: print(f"connect {resolver}")
     tf.tpu.experimental.initialize_tpu_system = initialize
     tf.distribute.TPUStrategy = make_strategy
-    from worker.__main__ import train
-    from worker.training.job import Job
-
-    dataset = load_dataset(options.dataset, options.seed)
-    train(Job(options, read_place(os.environ), dataset), ProgressChannel(None))
+    main(sys.argv[1:])
