@@ -35,7 +35,6 @@ from worker.wire.messages import (
     Preloaded,
     PreloadOrder,
     Run,
-    Sampled,
     Signal,
     Started,
     Stop,
@@ -223,6 +222,13 @@ class Driver:
             **changes,
         )
 
+    def forked(self, name: str, words: Sequence[str], **order: Any) -> str:
+        """Run a task to its end, which must have been forked. Return its output."""
+        self.run_task(name, words, fork=True, **order)
+        text = self.ending(name).text
+        assert self.method_of(name) == "fork", self.refusals()
+        return text
+
     def signal(self, name: str, number: int) -> None:
         self.link.send(Signal(name, number))
 
@@ -272,16 +278,6 @@ class Driver:
     def end(self, grace_s: float = 0.0) -> Empty:
         self.link.send(Stop(grace_s))
         return self.wait_for(Empty)
-
-    def until_uses(self, name: str, least_bytes: int) -> None:
-        """Wait for a sample of at least so much memory: the first sample can be taken right after the start."""
-
-        def is_reported() -> bool:
-            self.receive()
-            samples = (message.tasks for message in self.messages if isinstance(message, Sampled))
-            return any(name in tasks and tasks[name].memory_bytes > least_bytes for tasks in samples)
-
-        until(is_reported)
 
     def exits(self) -> dict[str, ExitFacts]:
         """The ends of tasks that were reported, in that order."""

@@ -100,7 +100,9 @@ class FakeAgent:
         if self._forged.get("type") != kind:
             self._stream.send(encode(message))
             return
-        fields = {**json.loads(encode(message)), **self._forged}
+        fields = json.loads(encode(message))
+        facts = self._forged.get("facts")
+        fields |= self._forged | ({"facts": fields["facts"] | facts} if facts else {})
         fields["type"] = fields.pop("becomes", kind)
         self._stream.send(json.dumps(fields).encode() + b"\n")
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 import shlex
+import socket
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 from agent_driving import Driver, run_order
@@ -42,6 +44,17 @@ class Shell:
         return None
 
 
+class NoProcess(Connection):
+    """A connection without a process. `stream`: our end of it."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self.stream = stream
+        self.process = SimpleNamespace(returncode=0, pid=2**22 + 1)  # type: ignore[assignment]
+
+    def kill(self) -> None:
+        return
+
+
 class HostDriver(Driver):
     """Drives the agent as the supervisor does. Received logs are written into `directory`, as NAME.log."""
 
@@ -60,7 +73,6 @@ class HostDriver(Driver):
         self.directory = directory
         directory.mkdir(exist_ok=True)
         self.connections: list[Connection] = []
-
         command = before + remote_command(python)
         words = [f"cat | sh -c {shlex.quote(command)} | cat" if is_piped else command]
 

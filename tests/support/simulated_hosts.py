@@ -12,17 +12,17 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import MappingProxyType
+from typing import Any
 
 import psutil
-from host_driving import Shell
+from host_driving import NoProcess, Shell
 from making import JOB, changed, script
 from waiting import until
 
 from orchestrator.core.job.choices import EngineName
 from orchestrator.core.job.hosts import Host
 from orchestrator.core.job.spec import JobSpec
-from orchestrator.engines import Connection
 from orchestrator.engines.local import LocalEngine
 from orchestrator.links.client_link import Request, pack_environ
 from orchestrator.links.orders import StopOrder
@@ -37,32 +37,19 @@ _NAME = "simulated"
 _SCRIPT = script(python=sys.executable)
 
 
-class FakeConnection(Connection):
-    """A connection without a process: its other end is sent to the process of the hosts."""
-
-    def __init__(self, hub: socket.socket, destination: str) -> None:
-        self.stream, its = socket.socketpair()
-        for end in (self.stream, its):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
-        self.process = SimpleNamespace(returncode=0, pid=2**22 + 1)  # type: ignore[assignment]
-        with its:
-            socket.send_fds(hub, [destination.encode()], [its.fileno()])
-
-    def wait(self, timeout_s: float) -> bool:
-        return True
-
-    def kill(self) -> None:
-        return
-
-
 class FakeEngine(Shell):
-    """An engine that reaches the hosts of another process."""
+    """An engine that reaches the hosts of another process, to which it sends the other end of each connection."""
 
     def __init__(self, hub: socket.socket) -> None:
         self._hub = hub
 
-    def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Connection:
-        return FakeConnection(self._hub, destination)
+    def connect(self, destination: str, words: Sequence[str], errors: int | None = None) -> Any:
+        ours, its = socket.socketpair()
+        for end in (ours, its):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+        with its:
+            socket.send_fds(self._hub, [destination.encode()], [its.fileno()])
+        return NoProcess(ours)
 
 
 class SimulatedRun:

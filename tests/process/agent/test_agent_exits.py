@@ -74,8 +74,7 @@ def test_helper_is_neither_a_peer_nor_measured(agent: Driver) -> None:
     agent.start("stays", python(SLEEPER))
     agent.start("again", ["false"])
     assert agent.exited("again").peers.keys() == {"stays"}
-    agent.until_uses("stays", 1)
-    assert all(sample.tasks.keys() == {"stays"} for sample in agent.all_of(Sampled))
+    assert agent.wait_for(Sampled).tasks.keys() == {"stays"}
     signal_and_wait(agent.pid_of("stays"), signal.SIGSTOP, "T")
     agent.forget(Exited)
     agent.start("again", ["false"])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 from agent_driving import Driver
 from waiting import until, until_gone
 
@@ -91,22 +90,33 @@ def test_a_task_of_a_cluster_on_several_hosts_is_forked(agent: Driver) -> None:
     assert (agent.ending("a").text, agent.method_of("a")) == ("localhost,10.0.0.1,10.0.0.2\n", "fork")
 
 
-def test_siblings_draw_different_numbers(agent: Driver, tmp_path: Path) -> None:
-    (tmp_path / "draw.py").write_text(
-        "import random, secrets, tempfile, uuid\nimport numpy as np\n"
-        "names = tempfile._get_candidate_names()\n"
-        "print(random.random(), np.random.rand(), np.random.default_rng().random(), sep='\\n')\n"
-        "print(secrets.token_hex(), uuid.uuid4(), next(names), sep='\\n')\n"
-        "random.seed(1); np.random.seed(1)\n"
-        "print('fixed', random.random(), np.random.rand(), np.random.default_rng(1).random())\n"
-    )
-    agent.preload("numpy", "random", "tempfile", "uuid")
+DRAWS = """
+import hashlib, logging, multiprocessing, os, random, secrets, tempfile, threading, time, uuid
+import numpy as np
+print(hashlib.sha256(bytes(multiprocessing.current_process().authkey)).hexdigest())
+print(random.random(), np.random.rand(), np.random.default_rng().random(), sep="\\n")
+print(secrets.token_hex(), uuid.uuid4(), next(tempfile._get_candidate_names()), sep="\\n")
+random.seed(1); np.random.seed(1)
+print("fixed", random.random(), np.random.rand(), np.random.default_rng(1).random())
+assert threading.main_thread().native_id == os.getpid()
+# Both in seconds until now; the process's is taken later, and so only longer when this one is held up in between.
+started = time.time() - logging._startTime / (1e9 if isinstance(logging._startTime, int) else 1)
+ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
+began = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+assert started < began + 1, (started, began)
+"""
+
+
+def test_siblings_have_their_own_secrets_and_identities_and_draw_different_numbers(agent: Driver) -> None:
+    agent.preload("numpy", "random", "tempfile", "uuid", "multiprocessing", "logging")
     for name in "abc":
-        agent.run_task(name, ["draw.py"], fork=name != "c")
-    texts = [agent.ending(name).text.splitlines() for name in "abc"]
+        agent.run_task(name, ["-c", DRAWS], fork=name != "c")
+    endings = [agent.ending(name) for name in "abc"]
+    assert [ending.exit_code for ending in endings] == [0, 0, 0], endings
     assert [agent.method_of(name) for name in "abc"] == ["fork", "fork", "spawn"], agent.refusals()
+    texts = [ending.text.splitlines() for ending in endings]
     drawn = [line for text in texts for line in text[:-1]]
-    assert len(drawn) == 3 * 6 == len(set(drawn))
+    assert len(drawn) == 3 * 7 == len(set(drawn))
     assert texts[0][-1] == texts[1][-1] == texts[2][-1]
 
 
@@ -164,16 +174,6 @@ write("step,loss")
 cycle = Cycle()
 import json
 """
-IDENTITY = """
-import hashlib, logging, multiprocessing, os, threading, time
-print(hashlib.sha256(bytes(multiprocessing.current_process().authkey)).hexdigest())
-assert threading.main_thread().native_id == os.getpid()
-# Both in seconds until now; the process's is taken later, and so only longer when this one is held up in between.
-started = time.time() - logging._startTime / (1e9 if isinstance(logging._startTime, int) else 1)
-ticks = int(open("/proc/self/stat").read().rpartition(")")[2].split()[19])
-began = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-assert started < began + 1, (started, began)
-"""
 
 
 def test_task_whose_agent_is_killed_during_the_fork_never_starts(own_agent: Driver, tmp_path: Path) -> None:
@@ -191,28 +191,13 @@ def test_task_whose_agent_is_killed_during_the_fork_never_starts(own_agent: Driv
     assert not (tmp_path / "began").exists()
 
 
-@pytest.mark.parametrize("fork", [True, False])
-def test_what_a_script_leaves_open_is_written(fork: bool, agent: Driver, tmp_path: Path) -> None:
+def test_what_a_script_leaves_open_is_written(agent: Driver, tmp_path: Path) -> None:
     agent.preload()
-    agent.run_task("a", ["-c", LEFT_OPEN], fork)
-    assert agent.ending("a").text == "freed\n"
-    assert agent.method_of("a") == ("fork" if fork else "spawn")
+    assert agent.forked("a", ["-c", LEFT_OPEN]) == "freed\n"
     assert (tmp_path / "log.csv").read_text() == "step,loss"
-
-
-def test_forked_siblings_have_different_secrets_and_identities(agent: Driver) -> None:
-    agent.preload("multiprocessing", "logging")
-    for name in "ab":
-        agent.run_task(name, ["-c", IDENTITY], fork=True)
-    endings = [agent.ending(name) for name in "ab"]
-    assert [agent.method_of(name) for name in "ab"] == ["fork", "fork"], agent.refusals()
-    assert [ending.exit_code for ending in endings] == [0, 0], endings
-    assert endings[0].text != endings[1].text
 
 
 def test_what_a_preloaded_module_has_printed_is_not_printed_by_tasks(agent: Driver, tmp_path: Path) -> None:
     agent.preload("talks", env=agent.library(talks="print('talking', end='')") | {"PYTHONUNBUFFERED": ""})
-    agent.run_task("a", ["-c", "print('first'); import talks"], fork=True)
-    assert agent.ending("a").text == "first\n"
-    assert agent.method_of("a") == "fork"
+    assert agent.forked("a", ["-c", "print('first'); import talks"]) == "first\n"
     assert (tmp_path / "preloader.log").read_text() == "talking"

@@ -52,9 +52,7 @@ def test_next_test_of_a_suite_uses_the_same_preloader(agent: Driver) -> None:
     agent.messages.clear()
     agent.preload("json", env={"PYTEST_CURRENT_TEST": "two"})
     assert agent.wait_for(Preloaded).seconds == 0
-    agent.run_task("a", ["-c", "import os; print(os.environ['PYTEST_CURRENT_TEST'])"], fork=True)
-    assert agent.ending("a").text == "two\n"
-    assert agent.method_of("a") == "fork", agent.refusals()
+    assert agent.forked("a", ["-c", "import os; print(os.environ['PYTEST_CURRENT_TEST'])"]) == "two\n"
 
 
 def test_what_an_import_has_read_is_imported_again_after_a_change(agent: Driver, tmp_path: Path) -> None:
@@ -73,9 +71,7 @@ def test_what_an_import_has_read_is_imported_again_after_a_change(agent: Driver,
         path.write_text(text)
         agent.forget(NotPreloaded)
         agent.preload("mine", env=env)
-        agent.run_task(name, ["-c", "import mine; print(mine.text, mine.read)"], fork=True)
-        assert agent.ending(name).text == shown
-        assert agent.method_of(name) == "fork", agent.refusals()
+        assert agent.forked(name, ["-c", "import mine; print(mine.text, mine.read)"]) == shown
     assert agent.refusals() == [f"{settings} has changed"]
 
 
@@ -151,9 +147,7 @@ def test_only_variables_that_an_import_may_read_replace_the_preloader(agent: Dri
     agent.messages.clear()
     agent.preload("mine", env=other)
     assert agent.wait_for(Preloaded).seconds == 0
-    agent.run_task("a", print_it, env=other, fork=True)
-    assert agent.ending("a").text == "vt100 b\n"
-    assert agent.method_of("a") == "fork", agent.refusals()
+    assert agent.forked("a", print_it, env=other) == "vt100 b\n"
     for name in ("MINE", "OMP_NUM_THREADS"):
         agent.run_task(name, print_it, env={name: "1"}, fork=True)
         assert agent.method_of(name) == "spawn"
@@ -178,9 +172,7 @@ def test_new_module_on_the_search_path(agent: Driver, tmp_path: Path) -> None:
     env = {"PYTHONPATH": f"{first}:{second}"}
     print_it = ["-c", "import mine, decimal; print(mine.text, decimal.__file__)"]
     agent.preload("mine", env=env)
-    agent.run_task("a", print_it, env=env, fork=True)
-    assert agent.ending("a").text.startswith("first /")
-    assert agent.method_of("a") == "fork", agent.refusals()
+    assert agent.forked("a", print_it).startswith("first /")
     (second / "decimal.py").write_text("")
     agent.run_task("b", print_it, env=env, fork=True)
     assert agent.ending("b").text == f"first {second}/decimal.py\n"

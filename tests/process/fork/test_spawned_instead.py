@@ -96,9 +96,9 @@ def test_task_with_another_environment_or_other_options_is_spawned(agent: Driver
     assert (agent.ending("d").text, agent.method_of("d")) == ("hello\n", "fork")
     assert agent.refusals()[2:] == [misfit.format("-")]
     agent.preload("json", flags=["-O", "-W", "error"])
-    agent.run_task("e", ["-c", "import sys; print(__debug__, sys.warnoptions, sys.orig_argv[1:])"], fork=True)
-    assert agent.ending("e").text.startswith("False ['error'] ['-O', '-W', 'error', '-c', ")
-    assert agent.method_of("e") == "fork"
+    assert agent.forked(
+        "e", ["-c", "import sys; print(__debug__, sys.warnoptions, sys.orig_argv[1:])"]
+    ).startswith("False ['error'] ['-O', '-W', 'error', '-c', ")
     agent.flags = ()
     expected = "it runs under another interpreter, or with other options"
     assert reasons_for_spawn(agent, "f")[-1] == expected
@@ -124,9 +124,7 @@ def test_preloader_that_never_answers_delays_tasks_but_not_a_stop(agent: Driver)
     agent.end(600)
     assert not any(isinstance(message, Started | Exited) for message in agent.messages)
     agent.preload("json")
-    agent.run_task("b", HELLO, fork=True)
-    assert agent.ending("b").text == "hello\n"
-    assert agent.method_of("b") == "fork"
+    assert agent.forked("b", HELLO) == "hello\n"
 
 
 def test_task_is_not_forked_after_a_stop(agent: Driver, tmp_path: Path) -> None:
@@ -139,9 +137,7 @@ def test_task_is_not_forked_after_a_stop(agent: Driver, tmp_path: Path) -> None:
     agent.run_task("a", ["-c", "open('began', 'w')"], fork=True)
     agent.end(600)
     preloader.send_signal(signal.SIGCONT)
-    agent.run_task("b", HELLO, fork=True)
-    assert agent.ending("b").text == "hello\n"
-    assert agent.method_of("b") == "fork"
+    assert agent.forked("b", HELLO) == "hello\n"
     assert not (tmp_path / "began").exists()
     assert not any(isinstance(message, Started) and message.task == "a" for message in agent.messages)
 
@@ -156,12 +152,8 @@ def test_preloader_outlives_a_teardown_and_serves_again(agent: Driver) -> None:
     agent.preload("json", env={"ORCH_RUN_ID": "two"})
     assert agent.wait_for(Preloaded).seconds == 0
     program = "import os; print(os.environ['ORCH_RUN_ID'] in open('/proc/self/environ').read())"
-    agent.run_task("b", ["-c", program], fork=True)
-    assert agent.ending("b").text == "True\n"
-    assert agent.method_of("b") == "fork"
+    assert agent.forked("b", ["-c", program]) == "True\n"
     assert psutil.Process(agent.pid).children() == [preloader]
     agent.preload("decimal")
-    agent.run_task("c", HELLO, fork=True)
-    assert agent.ending("c").text == "hello\n"
-    assert agent.method_of("c") == "fork"
+    assert agent.forked("c", HELLO) == "hello\n"
     until_gone(preloader.pid)

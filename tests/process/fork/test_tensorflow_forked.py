@@ -70,15 +70,6 @@ def test_forked_siblings_draw_different_numbers_and_the_same_when_seeded(agent: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_seeded_numbers_are_those_of_a_spawned_task(agent: Driver) -> None:
-    agent.preload("tensorflow", "keras")
-    agent.run_task("a", ["-c", DRAW], fork=True)
-    agent.run_task("b", ["-c", DRAW], fork=False)
-    assert drawn(agent, "a")[1] == drawn(agent, "b")[1]
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_fifty_forks_train_a_step(agent: Driver) -> None:
     """A lock that is held, or a thread that is missing, in a forked process shows as a task that never ends."""
@@ -96,22 +87,24 @@ def test_fifty_forks_train_a_step(agent: Driver) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_import_of_tensorflow_has_the_same_effects_as_in_a_spawned_task(agent: Driver) -> None:
+def test_import_and_seeded_numbers_are_those_of_a_spawned_task(agent: Driver) -> None:
     program = (
         "import sys, warnings\nimport tensorflow as tf\n"
         "modules = [n for n in sys.modules if not n.startswith('_orch_')]\nimport json, os\n"
-        "print('found', json.dumps([modules, dict(os.environ), sorted(map(str, warnings.filters)),\n"
-        "      len(os.listdir('/proc/self/task')), str(tf.__spec__), tf.__file__]))"
+        "found = [modules, dict(os.environ), sorted(map(str, warnings.filters)),\n"
+        "         len(os.listdir('/proc/self/task')), str(tf.__spec__), tf.__file__]\n"
     )
     agent.preload("tensorflow", "keras")
     for name in "ab":
-        agent.run_task(name, ["-c", program], fork=name == "a", env={"ORCH_TASK": "x"})
+        words = ["-c", f"{program}{DRAW}\nprint('found', json.dumps(found))"]
+        agent.run_task(name, words, fork=name == "a", env={"ORCH_TASK": "x"})
+    assert drawn(agent, "a")[1] == drawn(agent, "b")[1]
+    assert agent.method_of("a") == "fork", agent.refusals()
     found = []
     for name in "ab":
         (line,) = (line for line in agent.ending(name).text.splitlines() if line.startswith("found"))
         found.append(json.loads(line.removeprefix("found ")))
-    assert agent.method_of("a") == "fork", agent.refusals()
     (modules, env, *others), (spawned_modules, spawned_env, *spawned_others) = found
-    assert (set(modules) - set(spawned_modules), set(spawned_modules) - set(modules)) == (set(), set())
+    assert set(modules) ^ set(spawned_modules) == set()
     assert {name for name, _ in env.items() ^ spawned_env.items()} <= {"ORCH_PROGRESS_FD"}
     assert others == spawned_others

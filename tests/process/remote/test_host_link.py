@@ -17,11 +17,10 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from host_driving import Shell
+from host_driving import NoProcess, Shell
 
 from orchestrator.core.errors import EngineError
 from orchestrator.links.agent_link import AgentMessage, LinkBack, LinkSilent
@@ -64,14 +63,7 @@ class Host:
         for each in (ours, end):
             self._open.enter_context(each)
         self._open.callback(os.close, self.errors)
-        process = SimpleNamespace(pid=2**22 + 1, returncode=0)  # no process has the pid
-        return SimpleNamespace(
-            stream=ours,
-            process=process,
-            wait=lambda timeout_s: True,
-            messages=lambda: None,
-            kill=lambda: None,
-        )
+        return NoProcess(ours)
 
     @property
     def end(self) -> socket.socket:

@@ -79,11 +79,6 @@ while True:
     try: print('x' * 90, flush=True)
     except OSError: time.sleep(0.01)
 """
-_SAVE = """
-import os
-with open(os.path.join(os.environ["ORCH_CHECKPOINT_DIR"], "ckpt"), "wb") as file:
-    for n in range(1000): file.write(b"w" * 65536)
-"""
 
 
 @pytest.fixture
@@ -171,17 +166,6 @@ def test_run_ends_even_if_the_task_ignores_write_errors(on_disk: OnDisk) -> None
     expected = before.replace("would remove", "removed").replace("would free", "freed")
     assert re.sub(r"ended \w+ ago", "", expected) == re.sub(r"ended \w+ ago", "", done.out)
     assert until(on_disk.disk.free) > 100_000
-
-
-@pytest.mark.slow
-def test_checkpoint_that_does_not_fit_is_the_tasks_failure(on_disk: OnDisk, orch: Orch) -> None:
-    where = str(on_disk.disk.path / "checkpoints")
-    script = orch.script("save.py", _SAVE)
-    done = on_disk("up", "-n", "2", "--checkpoint-dir", where, "--", sys.executable, script)
-    result = orch.result()
-    assert (done.code, result["exit_code"], result["cause"]["kind"]) == (1, 1, "exited")
-    assert NO_SPACE in result["first_failure"]["exception"]
-    assert "The disk is full" in result["first_failure"]["advice"]
 
 
 def test_disk_that_is_full_before_the_run_is_refused(on_disk: OnDisk) -> None:

@@ -74,15 +74,6 @@ def test_most_tasks_that_the_limit_on_open_files_allows(orch: Orch) -> None:
     assert sorted({line.rpartition("| ")[2] for line in done.lines}) == ["64"]
 
 
-@pytest.mark.slow
-def test_control_group_with_too_few_processes_is_refused(orch: Orch, processes: ProcessGroup) -> None:
-    processes.allow(6)
-    done = orch.start("up", "-n", "8", "--", *TRUE, before=processes.before).finish()
-    assert done.code == 2
-    assert "the limit on threads leaves" in done.err and "tasks, not 8 workers" in done.err
-    assert orch.run_dirs() == []
-
-
 def test_fork_that_fails_is_reported_with_its_reason(tmp_path: Path, processes: ProcessGroup) -> None:
     with Driver(tmp_path) as agent:
         processes.take(agent.pid)

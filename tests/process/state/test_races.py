@@ -46,19 +46,6 @@ def test_one_of_twenty_concurrent_runs_gets_the_name(orch: Orch) -> None:
     assert orch("down", "wanted").code == 0
 
 
-@pytest.mark.slow
-def test_down_of_a_run_that_ends_at_the_same_time(orch: Orch) -> None:
-    """`down` succeeds whichever is first, and the result is one of the two, complete."""
-    for after in ("0", "0.05", "0.1", "0.2"):
-        assert orch("up", "-d", "--name", "short", "--", "sleep", after).code == 0
-        down = orch.start("down", "short")
-        waited = orch.start("wait", "short")
-        assert down.finish().code == 0
-        result = orch.result(orch.run_dirs()[-1])
-        assert (result["outcome"], result["exit_code"]) in (("succeeded", 0), ("stopped", 143))
-        assert waited.finish().code == result["exit_code"]
-
-
 def test_lost_run_is_closed_by_one_of_several_processes(tmp_path: Path) -> None:
     """The run is not shown as live in the meantime."""
     lost = write_run("losing", is_lost=True)

@@ -26,17 +26,6 @@ from worker.wire.facts import ExitFacts, Usage
 from worker.wire.messages import Empty, Exited, Held, HoldFailed, Listening, Sampled
 
 TASKS = 4
-FACTS = {
-    "directory": "/tmp/orch-1",
-    "machine": ["boot"],
-    "addresses": {},
-    "reached": "fd00::7",
-    "memory_bytes": 1,
-    "gpus": [],
-    "gpu_lack": None,
-    "python": "3.11.2",
-    "allowed_cores": [0],
-}
 COUNTED = ("/orchestrator/core/", "/orchestrator/store/", "/supervisor/agent_", "/supervisor/hosts")
 Forged = Mapping[str, Mapping[str, object]]
 
@@ -71,7 +60,7 @@ def test_run_on_many_hosts_is_complete(tmp_path: Path) -> None:
     """One host has an IPv6 address; another could not send the end of a log."""
     forged = {
         "node0000": {"type": "Empty", "unsent": {"worker:1": 5 << 20}},
-        "node0001": {"type": "Hello", "facts": FACTS},
+        "node0001": {"type": "Hello", "facts": {"reached": "fd00::7"}},
     }
     _, _, events = finished(tmp_path / "run", 30, forged)
     notices = [event["text"] for event in events if event["type"] == "noticed"]
@@ -93,7 +82,7 @@ LIES: dict[str, tuple[dict[str, object], str]] = {
     "task": ({"type": "Started", "task": "worker:0"}, "reports about 'worker:0', which it does not run"),
     "log": ({"type": "Log", "task": "worker:0"}, "sends a log of 'worker:0', which it does not run"),
     "address": (
-        {"type": "Hello", "facts": {**FACTS, "reached": "10.0.0.1,evil"}},
+        {"type": "Hello", "facts": {"reached": "10.0.0.1,evil"}},
         "cannot read: Hello: facts: reached: '10.0.0.1,evil' is not an IP address",
     ),
     "facts": ({"type": "Hello", "facts": None}, "it sent no facts about itself"),

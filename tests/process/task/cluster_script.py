@@ -40,6 +40,12 @@ atexit.register(say, "atexit")
 say("blocking")
 try:
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if "SLURM_PROCID" in os.environ:
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        say(f"replicas {len(tf.config.get_logical_device_configuration(cpu))}")
+        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(port_base=9000)
+        cluster = resolver.cluster_spec().as_dict()
+        say(f"found {json.dumps([cluster, resolver.get_task_info(), resolver.master()])}")
     if KIND == "coordinate":
         tf.distribute.ParameterServerStrategy(resolver)
     if KIND == "serve":

@@ -69,11 +69,24 @@ def said(task: Task) -> list[str]:
 
 
 def test_stop_during_the_wait_for_a_leader_that_does_not_answer(tmp_path: Path) -> None:
-    """The first connection to it looks whether it listens: gRPC would send its greeting."""
+    """The first connection to it looks whether it listens: gRPC would send its greeting.
+
+    An unmodified script finds its replicas and its cluster, also with SlurmClusterResolver. Slurm's variables describe
+    the agent of the node; sorted by text, n10 would be the second node.
+    """
     with socket.create_server(("127.0.0.1", 0)) as leader:
         leader.settimeout(LONGEST_RUN_S)
-        cluster = {"worker": [f"127.0.0.1:{leader.getsockname()[1]}", "127.0.0.1:1"]}
-        env = {"TF_CONFIG": tf_config(cluster, "worker:1")}
+        others = [f"n{number}:{4000 + number}" for number in range(2, 12)]
+        cluster = {"worker": [f"127.0.0.1:{leader.getsockname()[1]}", *others]}
+        env = {
+            "ORCH_REPLICAS": "3",
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "TF_CONFIG": tf_config(cluster, "worker:1"),
+            "SLURM_PROCID": "0",
+            "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_STEP_NODELIST": "n2",
+            "SLURM_STEP_TASKS_PER_NODE": "1",
+        }
         with running(tmp_path, [SCRIPT, "short"], env=env, name="worker:1") as task:
             first, _ = leader.accept()
             assert first.recv(1) == b""
@@ -82,6 +95,9 @@ def test_stop_during_the_wait_for_a_leader_that_does_not_answer(tmp_path: Path) 
             wait_for_tensorflows_handler(task)
             assert task.stop() == 143
         assert said(task) == ["blocking", "finally", "atexit"]
+        (line,) = [line for line in task.output.splitlines() if line.startswith("found ")]
+        assert json.loads(line.removeprefix("found ")) == [cluster, ["worker", 1], "grpc://n2:4002"]
+        assert "replicas 3\n" in task.output
         assert task.phases == ["importing", "starting", "waiting"]
         assert not task.exception_file.exists()
 

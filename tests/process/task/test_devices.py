@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,38 +13,6 @@ from tasks import finished
 from worker.bootstrap.tensorflow_settings import configure_devices, wanted_cpus
 
 MIB = 1 << 20
-# The parts of several tutorials.
-TUTORIAL = """
-import json
-import tensorflow as tf
-print("replicas", tf.distribute.MirroredStrategy().num_replicas_in_sync)
-resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(port_base=9000)
-cluster = resolver.cluster_spec().as_dict()
-print("found", json.dumps([cluster, resolver.get_task_info(), resolver.master()]))
-"""
-NODES = 12
-
-
-@pytest.mark.timeout(300)
-def test_an_unmodified_script_finds_its_replicas_and_its_cluster(tmp_path: Path) -> None:
-    """Also with SlurmClusterResolver. Slurm's variables describe the agent of the node; sorted by text, n10 would be
-    the second node."""
-    (tmp_path / "tutorial.py").write_text(TUTORIAL)
-    cluster = {"worker": [f"n{number}:{4000 + number}" for number in range(1, NODES + 1)]}
-    environ = {
-        "ORCH_REPLICAS": "3",
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}}),
-        "SLURM_PROCID": "0",
-        "SLURM_STEP_NUM_TASKS": "1",
-        "SLURM_STEP_NODELIST": "n2",
-        "SLURM_STEP_TASKS_PER_NODE": "1",
-    }
-    task = finished(tmp_path, ["tutorial.py"], env=environ)
-    assert task.process.returncode == 0, task.output
-    assert "replicas 3" in task.output
-    (line,) = [line for line in task.output.splitlines() if line.startswith("found ")]
-    assert json.loads(line.removeprefix("found ")) == [cluster, ["worker", 1], "grpc://n2:4002"]
 
 
 def test_an_invalid_variable_is_logged_and_the_script_continues(tmp_path: Path) -> None:
