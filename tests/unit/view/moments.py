@@ -6,12 +6,14 @@ from typing import Any
 
 from making import attempt_planned, event, exited, ready, started, state_of
 
+from orchestrator.client.view.report import end_lines
 from orchestrator.client.view.status_document import RunStatus, Status, task_statuses
 from orchestrator.client.view.tables import Moment, footer_lines, status_lines
 from orchestrator.core.state.events import Event, Progress, TaskProgressed
+from orchestrator.core.state.result import RunResult
 from orchestrator.core.state.state import RunState
 
-__all__ = ["exited", "footer", "moment", "progressed", "running", "status"]
+__all__ = ["exited", "footer", "moment", "progressed", "report", "running", "status"]
 
 
 def running(count: int = 2, *more: Event) -> RunState:
@@ -59,3 +61,8 @@ def status(
     }
     document = Status(run=RunStatus(**run | fields), tasks=task_statuses(state, sample or {}, now))
     return status_lines(document, width, colour=False)
+
+
+def report(result: RunResult, width: int | None = None, **more: Any) -> list[str]:
+    """The lines of the final report."""
+    return end_lines(result, width, colour=False, **more)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from making import attempt_end, attempt_planned, cause, event, exited, first_failure, run_result, started
-from moments import footer, moment, progressed, running, status
+from moments import footer, moment, progressed, report, running, status
 
 from orchestrator.client.view import messages
 from orchestrator.client.view.plain import AttemptMarks
-from orchestrator.client.view.report import end_lines
 from orchestrator.client.view.status_document import seconds_until
 from orchestrator.core.state import events
 from orchestrator.core.state.events import Event, Progress
 from orchestrator.core.state.fold import apply
-from orchestrator.core.state.result import AttemptEnd, CauseKind, RunResult
+from orchestrator.core.state.result import AttemptEnd, CauseKind
 from orchestrator.core.state.state import RunState
 from orchestrator.store.logs.lines import Block
 
@@ -134,10 +133,6 @@ def test_attempt_end_is_cause_or_first_failure() -> None:
     texts = [messages.end_text(end) for end in (KILLED, changed(KILLED, cause=None), limit, ASKED)]
     assert texts == ["worker:1: SIGKILL"] * 2 + ["two lines", "restarted on request"]
     assert messages.history_text(ASKED) == "1: restarted on request"
-
-
-def report(result: RunResult) -> list[str]:
-    return end_lines(result, None, colour=False)
 
 
 def test_report_has_one_line_for_each_of_the_last_attempts() -> None:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from making import cause, event, exited, first_failure, run_result, task_end
+from moments import report
 
 from orchestrator.cli.selection import ended_text
 from orchestrator.client.stop import Ended
@@ -40,10 +41,6 @@ def failed(task: int = 2, first: FirstFailure | None = FIRST, **fields: Any) -> 
 
 def first(**fields: Any) -> FirstFailure:
     return FIRST.model_copy(update=fields)
-
-
-def report(result: RunResult, width: int | None = None, **more: Any) -> list[str]:
-    return end_lines(result, width, colour=False, **more)
 
 
 def quoted(result: RunResult, width: int | None = None) -> list[str]:

@@ -11,11 +11,11 @@ from dataclasses import replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 from making import cause, first_failure, run_result
-from moments import footer, moment, progressed, running, status
+from moments import footer, moment, progressed, report, running, status
 
 from orchestrator.cli.words import json_text
 from orchestrator.client.view.log_line import LineStyle, format_block
-from orchestrator.client.view.report import end_lines, error_annotation
+from orchestrator.client.view.report import error_annotation
 from orchestrator.client.view.tables import RunRow, run_lines
 from orchestrator.client.view.workflow import without_commands
 from orchestrator.core.state.events import Progress
@@ -59,9 +59,9 @@ def test_tables_and_reports_are_harmless() -> None:
     assert shown[1] == SHOWN
     table = footer(replace(moment(running(1, progressed(0, Progress(phase=EVIL)))), name=EVIL), 200)
     assert table[0].startswith(SHOWN)
-    report = end_lines(run_result("failed", first_failure=first_failure(0, log=EVIL)), None, colour=False)
-    assert f"  log file       {SHOWN}" in report
-    assert all(map(is_harmless, [*runs, *shown, *table, *report]))
+    shown_report = report(run_result("failed", first_failure=first_failure(0, log=EVIL)))
+    assert f"  log file       {SHOWN}" in shown_report
+    assert all(map(is_harmless, [*runs, *shown, *table, *shown_report]))
 
 
 COMMANDS = {"error", "add-mask", "endgroup", "stop-commands", "set-output"}
