@@ -128,9 +128,7 @@ class AgentInputs:
                 self._attempts.take_held(host, message)
             case Empty():
                 self._attempts.check_report(host, message)
-                self._reports.take_unsent(host, message.unsent)
-                self._emptied[host] = message
-                self.report_teardown()
+                self._take_empty(host, message)
             case _:
                 if host != HERE:  # here, TensorBoard runs beside the tasks
                     self._attempts.check_report(host, message)
@@ -143,6 +141,13 @@ class AgentInputs:
             reason = f"the log of {log.task} cannot be written: {error.strerror}"
             self._queue.append(events.StorageFailed(**now(), reason=reason))
         self._logs.note_growth(log.task)
+
+    def _take_empty(self, host: str, empty: Empty) -> None:
+        """Take the first report of each host. A stop that was ordered twice may be reported twice, and later."""
+        if self._awaits_end and host in self._stopped and host not in self._emptied:
+            self._reports.take_unsent(host, empty.unsent)
+            self._emptied[host] = empty
+            self.report_teardown()
 
     def report_teardown(self) -> None:
         """Report the end of the teardown once no process is left on any host that is there."""

@@ -30,7 +30,7 @@ from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.lifecycle.actions import Happen
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.progress.reported import ProgressThrottle
-from orchestrator.core.state.events import Event, HostLost, TeardownEnded, event_line, parse_event
+from orchestrator.core.state.events import Event, HostLost, Noticed, TeardownEnded, event_line, parse_event
 from orchestrator.links.agent_link import AgentLink
 from orchestrator.supervisor.agent_inputs import AgentInputs
 from orchestrator.supervisor.agent_orders import Attempts
@@ -272,13 +272,32 @@ def test_supervisor_takes_any_report_or_loses_that_host_only(said: list[bytes], 
         assert lost == ([] if "n1" in run.hosts.links else ["n1"])
 
 
-def test_teardown_does_not_wait_for_a_host_that_has_not_joined() -> None:
+def test_teardown_awaits_one_report_of_each_host_that_has_joined() -> None:
     with contextlib.ExitStack() as stack:
         run = Supervised(stack)
         run.join("n1")
+        run.take("n1", encode(Empty(0)))
         run.inputs.tear_down(1.0)
+        assert run.count(TeardownEnded) == 0
         run.take("n1", encode(Empty(0)))
         assert run.count(TeardownEnded) == 1
+
+
+def test_missing_ends_of_logs_are_reported_once_in_a_teardown() -> None:
+    empty = encode(Empty(0, unsent={"worker:0": 1}))
+    with contextlib.ExitStack() as stack:
+        run = Supervised(stack)
+        for host in ("n1", "n2"):
+            run.join(host)
+        run.plan()
+        run.take("n1", empty * 3)
+        assert run.count(Noticed) == 0
+        run.inputs.tear_down(1.0)
+        run.take("n1", empty * 3)
+        assert run.count(Noticed) == 1
+        run.take("n2", encode(Empty(0)))
+        run.take("n1", empty * 3)
+        assert (run.count(Noticed), run.count(TeardownEnded)) == (1, 1)
 
 
 # -- to the agent
