@@ -228,14 +228,10 @@ def test_accepted_programs(place: CommandPlace) -> None:
 # -- the version of TensorFlow
 
 
+@needs_tensorflow
 def test_version_warning() -> None:
-    assert version_warning("2.20.0") is version_warning("2.21.1rc0") is None
+    assert version_warning("2.20.0") is version_warning("2.21.1rc0") is untested_tensorflow() is None
     for version in ("2.19.9", "2.22.0", "3.0", "odd"):
         assert version_warning(version) == (
             f"TensorFlow {version} was not tested with orch (tested: 2.20 to 2.21); it may work"
         )
-
-
-@needs_tensorflow
-def test_installed_tensorflow_was_tested() -> None:
-    assert untested_tensorflow() is None

@@ -15,7 +15,6 @@ from spec_making import Load, refusal, toml_value
 
 from orchestrator.client.launch import Cluster
 from orchestrator.client.session import Session
-from orchestrator.client.submit import submit
 from orchestrator.core.job.choices import FailurePolicy, KerasOption, StartOption, Strategy
 from orchestrator.core.job.fault import parse_chaos
 from orchestrator.core.job.profiled_steps import ProfiledSteps
@@ -397,27 +396,3 @@ def test_module_to_preload_must_exist(load_here: Load, tmp_path: Path) -> None:
     for modules, says in table.items():
         said = refusal(load_here, command=command, preload=[*modules])
         assert said.startswith("--preload") and says in said, said
-
-
-# -- job arrays of Slurm
-
-
-def test_element_of_a_job_array_is_a_run_of_its_own(load_here: Load, tmp_path: Path) -> None:
-    element = {"SLURM_ARRAY_TASK_ID": "3"}
-    request = load_here(environ=element, name="sweep", checkpoint_dir="ckpt")
-    assert (request.spec.name, request.spec.checkpoint_dir) == ("sweep-3", tmp_path / "ckpt" / "3")
-    assert f"element 3 of a job array: run sweep-3, checkpoints in {tmp_path}/ckpt/3" in request.notices
-    assert load_here(environ=element).spec.checkpoint_dir is None
-    # The user has separated them already.
-    own = load_here(environ=element, name="sweep-3", checkpoint_dir="ckpt/3").spec
-    assert (own.name, own.checkpoint_dir) == ("sweep-3", tmp_path / "ckpt" / "3")
-    assert load_here(environ=element, name="n" * 63).spec.name == "n" * 61 + "-3"
-    for other in ({"SLURM_ARRAY_TASK_ID": "x"}, {**element, "ORCH_RUN_ID": "outer"}):
-        assert load_here(environ=other, name="sweep").spec.name == "sweep"
-
-
-def test_job_array_is_not_one_detached_run(load_here: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    for words in ("--array=1-3", "--exclusive -a 1-3"):
-        request = load_here(engine="slurm", nodes=1, slurm=words)
-        assert "each element of a job array is a run of its own" in refusal(submit, request, may_requeue=True)

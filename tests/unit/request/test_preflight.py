@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spec_making import make_spec, refusal
+from spec_making import Load, make_spec, refusal
 
+from orchestrator.client.submit import submit
 from orchestrator.core.job.choices import EngineName
 from orchestrator.core.job.hosts import Host
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
@@ -122,3 +123,27 @@ def test_checkpoint_of_another_method_is_refused(
     # The variable describes the outer run. This run has a new checkpoint directory.
     monkeypatch.setenv("ORCH_CHECKPOINT_DIR", str(tmp_path))
     assert not builtin()
+
+
+# -- job arrays of Slurm
+
+
+def test_element_of_a_job_array_is_a_run_of_its_own(load_here: Load, tmp_path: Path) -> None:
+    element = {"SLURM_ARRAY_TASK_ID": "3"}
+    request = load_here(environ=element, name="sweep", checkpoint_dir="ckpt")
+    assert (request.spec.name, request.spec.checkpoint_dir) == ("sweep-3", tmp_path / "ckpt" / "3")
+    assert f"element 3 of a job array: run sweep-3, checkpoints in {tmp_path}/ckpt/3" in request.notices
+    assert load_here(environ=element).spec.checkpoint_dir is None
+    # The user has separated them already.
+    own = load_here(environ=element, name="sweep-3", checkpoint_dir="ckpt/3").spec
+    assert (own.name, own.checkpoint_dir) == ("sweep-3", tmp_path / "ckpt" / "3")
+    assert load_here(environ=element, name="n" * 63).spec.name == "n" * 61 + "-3"
+    for other in ({"SLURM_ARRAY_TASK_ID": "x"}, {**element, "ORCH_RUN_ID": "outer"}):
+        assert load_here(environ=other, name="sweep").spec.name == "sweep"
+
+
+def test_job_array_is_not_one_detached_run(load_here: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    for words in ("--array=1-3", "--exclusive -a 1-3"):
+        request = load_here(engine="slurm", nodes=1, slurm=words)
+        assert "each element of a job array is a run of its own" in refusal(submit, request, may_requeue=True)

@@ -141,27 +141,13 @@ def test_input_function_gives_the_same_batches_as_the_data_set(
         assert {len(one) for one in cut} == {BATCH // replicas}
 
 
-SLOW_RESUMES = [
-    ("memory", {"auto_shard": "auto"}),
-    ("memory", {"auto_shard": "off"}),
-    ("files", {"auto_shard": "auto"}),
-    ("files", {"auto_shard": "off"}),
-    ("files", {"input": "function"}),
-    ("files", {"input": "function", "auto_shard": "file"}),
-]
+RESUMED = [*WAYS, ("memory", {"auto_shard": "off"}), ("files", {"auto_shard": "off"})]
+IN_GATE = (0, 2, 3, 4, 5, 10)
 
 
 @pytest.mark.parametrize(
     ("where", "options"),
-    [
-        ("memory", {}),
-        ("memory", {"input": "function"}),
-        ("memory", {"last_batch": "short"}),
-        ("files", {}),
-        ("files", {"auto_shard": "file"}),
-        ("files", {"last_batch": "short"}),
-        *(pytest.param(*way, marks=SLOW) for way in SLOW_RESUMES),
-    ],
+    [pytest.param(*way, marks=() if at in IN_GATE else SLOW) for at, way in enumerate(RESUMED)],
 )
 def test_resumed_worker_continues_with_the_next_batch(
     where: str, options: dict[str, str], data: dict[str, Dataset]
