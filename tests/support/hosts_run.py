@@ -225,27 +225,17 @@ def is_whole(log: str, *, has_ended: bool = True) -> bool:
 
 def cut_host(machines: Testbed, how: str) -> None:
     """Cut n1 off: `both`, `to the host` or `from the host`."""
-    match how:
-        case "both":
-            machines.cut("n1")
-        case "to the host":
-            machines.cut_one_way(to="n1")
-        case _:
-            machines.cut_one_way(source="n1")
+    machines.cut("n1", to=how != "from the host", source=how != "to the host")
 
 
 def kill_victim(machines: Testbed, victim: str) -> None:
     """SIGKILL of `orch` or `ssh` (all of their processes), or of the `agent` or the `agent and guard` of n1."""
-    names = ("orch-agent", "orch-guard")[: 2 if "guard" in victim else 1]
+    of_host = {"agent": ("orch-agent",), "agent and guard": ("orch-agent", "orch-guard")}.get(victim)
     killed = 0
-    for process in machines["n0" if victim in ("orch", "ssh") else "n1"].processes():
+    for process in machines["n1" if of_host else "n0"].processes():
         # A process may end because another was killed.
         with contextlib.suppress(psutil.NoSuchProcess):
-            if victim in ("orch", "ssh"):
-                is_meant = (process.name() == "ssh") == (victim == "ssh")
-            else:
-                is_meant = process.name() in names
-            if is_meant:
+            if process.name() in of_host if of_host else (process.name() == "ssh") == (victim == "ssh"):
                 process.kill()
                 killed += 1
     assert killed

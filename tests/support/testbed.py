@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -143,11 +143,7 @@ class Machine:
 
     def command_lines(self) -> list[str]:
         """The command lines of processes()."""
-        lines = []
-        for process in self.processes():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                lines.append(" ".join(process.cmdline()))
-        return lines
+        return [line for process in self.processes() if (line := _command_line(process))]
 
     def programs(self) -> list[str]:
         """command_lines() without the sessions of sshd, which last until it notices that the other side is gone."""
@@ -157,7 +153,7 @@ class Machine:
         """End the sessions of sshd that no program uses any more, as its time-out would."""
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if " ".join(process.cmdline()).startswith(_SESSION) and not process.children():
+                if _command_line(process).startswith(_SESSION) and not process.children():
                     process.kill()
 
     def kill_all(self) -> None:
@@ -184,7 +180,7 @@ class Testbed:
         self.shared = directory / "shared"
         self.machines: dict[str, Machine] = {}
         self._latency = dict.fromkeys(_DAYS, 0.0)
-        self._cuts: tuple[list[str], list[str]] = ([], [])
+        self._cuts: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
         self._dropping: list[tuple[str, str]] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         try:
@@ -194,7 +190,9 @@ class Testbed:
             self._switch = self._start_network()
             self._order()
             for name in ("n1", "n2", "n3"):
-                self.start_sshd(name)
+                text = _SERVER_CONFIG.format(home=directory / "home")
+                self.machines[name].run("tee", "/run/sshd_config", stdin=text.encode())
+                self.machines[name].run(_program("sshd") or "sshd", _SSHD_MARK, "-E", "/run/sshd.log")
         except BaseException:
             self.close()
             raise
@@ -207,13 +205,10 @@ class Testbed:
         """The files of each machine when this was first asked for: before any test."""
         return {name: machine.files() for name, machine in self.machines.items()}
 
-    def cut(self, *names: str) -> None:
-        """Lose all frames to and from these machines, without any error."""
-        self._order(names, names)
-
-    def cut_one_way(self, *, to: str | None = None, source: str | None = None) -> None:
-        """Lose all frames to one machine, or all frames from one."""
-        self._order([to] if to else [], [source] if source else [])
+    def cut(self, *names: str, to: bool = True, source: bool = True) -> None:
+        """Lose all frames to these machines and from them, or those of one direction, without any error."""
+        self._cuts = names if to else (), names if source else ()
+        self._order()
 
     def drop_between(self, first: str, second: str) -> None:
         """Let two machines lose what they send to each other, as firewalls do, until heal()."""
@@ -227,31 +222,17 @@ class Testbed:
             self._set_neighbour(one, other, _hardware(other))
         self._dropping.clear()
         self._latency = dict.fromkeys(self._latency, 0.0)
-        self._order()
-
-    def lost(self) -> int:
-        """The number of frames that the present cut and earlier ones have lost."""
-        return self._order(*self._cuts)
+        self.cut()
 
     def delay(self, name: str, seconds: float) -> None:
         """Let each frame from and to a machine arrive later by this time. A way there and back takes twice as long."""
         self._latency[name] = seconds
-        self._order(*self._cuts)
+        self._order()
 
     def _set_neighbour(self, name: str, other: str, hardware: str) -> None:
         address = self.machines[other].address
         words = ("ip", "neigh", "replace", address, "lladdr", hardware, "dev", "eth0", "nud", "permanent")
         self.machines[name].run(*words)
-
-    def start_sshd(self, name: str, *lines: str) -> None:
-        """Restart the sshd of a machine, with further lines of configuration before its own."""
-        machine = self.machines[name]
-        for process in self._sshds(machine):
-            process.kill()
-        text = "".join(f"{line}\n" for line in lines) + _SERVER_CONFIG.format(home=self.directory / "home")
-        machine.run("tee", "/run/sshd_config", stdin=text.encode())
-        until(lambda: not self._sshds(machine))
-        machine.run(_program("sshd") or "sshd", _SSHD_MARK, "-E", "/run/sshd.log")
 
     def close(self) -> None:
         """End all machines and the network."""
@@ -266,10 +247,6 @@ class Testbed:
         for machine in self.machines.values():
             until(lambda pid=machine.pid: not psutil.pid_exists(pid))  # type: ignore[misc]
         shutil.rmtree(self.directory, ignore_errors=True)
-
-    @staticmethod
-    def _sshds(machine: Machine) -> list[psutil.Process]:
-        return [process for process in machine.all_processes() if _is_sshd(process)]
 
     def _make_directories(self) -> None:
         self.shared.mkdir(parents=True)
@@ -314,9 +291,8 @@ class Testbed:
         return Machine(name, _address(name), inner.pid, directory / "home")
 
     def _start_network(self) -> subprocess.Popen[bytes]:
-        holder = self._start(
-            ["unshare", "--net", "sh", "-c", 'echo; read -r _; exec "$@"', "sh", *_switch_words()]
-        )
+        switch = (sys.executable, "-I", "-S", str(_HERE / "switch.py"), *_DAYS)
+        holder = self._start(["unshare", "--net", "sh", "-c", 'echo; read -r _; exec "$@"', "sh", *switch])
         _read_line(holder)
         lines = []
         for machine in self.machines.values():
@@ -352,18 +328,17 @@ class Testbed:
         LASTING.add(process.pid)
         return process
 
-    def _order(self, to: Iterable[str] = (), source: Iterable[str] = ()) -> int:
-        """Set which frames are lost: those to some machines and those from some. Return how many were."""
-        self._cuts = list(to), list(source)
+    def _order(self) -> None:
+        """Tell the switch which frames are lost or late."""
         order = {"latency": self._latency, "cut_to": self._cuts[0], "cut_from": self._cuts[1]}
         assert self._switch.stdin is not None
         self._switch.stdin.write(json.dumps(order).encode() + b"\n")
         self._switch.stdin.flush()
-        return int(_read_line(self._switch))
+        _read_line(self._switch)
 
 
 def _unshared(offset_s: int) -> list[str]:
-    namespaces = ["--mount", "--net", "--uts", "--ipc", "--pid", "--mount-proc", "--time"]
+    namespaces = ("--mount", "--net", "--uts", "--ipc", "--pid", "--mount-proc", "--time")
     return [
         "unshare",
         *namespaces,
@@ -372,10 +347,6 @@ def _unshared(offset_s: int) -> list[str]:
         "--fork",
         "--kill-child",
     ]
-
-
-def _switch_words() -> list[str]:
-    return [sys.executable, "-I", "-S", str(_HERE / "switch.py"), *_DAYS]
 
 
 def _address(name: str) -> str:
@@ -420,19 +391,15 @@ def _is_in(pid: int, namespace: str) -> bool:
         return False
 
 
-def _command_line(process: psutil.Process) -> list[str]:
-    try:
-        return list(process.cmdline())
-    except psutil.NoSuchProcess:
-        return []
+def _command_line(process: psutil.Process) -> str:
+    """Empty if the process has ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def _is_daemon(process: psutil.Process) -> bool:
+    """Whether it belongs to Slurm, or is the listening sshd."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.name() in SLURM_DAEMONS or _is_sshd(process)
+        return process.name() in SLURM_DAEMONS or _SSHD_MARK in _command_line(process)
     return False
-
-
-def _is_sshd(process: psutil.Process) -> bool:
-    """Whether this is the listening sshd."""
-    return _SSHD_MARK in " ".join(_command_line(process))

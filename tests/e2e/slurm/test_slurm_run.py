@@ -171,7 +171,7 @@ def test_each_element_of_a_job_array_is_a_run(slurm: Slurm, project: Path) -> No
 
 # Options besides --engine slurm, changes of the environment, and what orch says.
 REFUSED: list[tuple[tuple[str, ...], dict[str, str], str]] = [
-    (("--nodes", "5"), {}, "the partition does not have such nodes"),
+    (("--nodes", "5"), {}, "would let this run wait for ever (Partition"),
     (("--nodes", "1", "--partition", "nope"), {}, "name one with --partition"),
     ((), {}, "how many nodes? write --nodes 3"),
     ((), {"SLURM_JOB_ID": "999"}, "SLURM_JOB_ID=999: Slurm does not know this job"),
@@ -181,7 +181,7 @@ REFUSED: list[tuple[tuple[str, ...], dict[str, str], str]] = [
     (("--nodes", "1", "--time", "2m"), {}, "2m is not longer than --notice 2m"),
     (("--nodes", "1", "--slurm", "--nonsense"), {}, "sbatch: unrecognized option '--nonsense'"),
     (("--nodes", "1", "--slurm", "--array=1-2"), {}, "each element of a job array is a run of its own"),
-    (("-d", "--nodes", "5"), {}, "the partition does not have such nodes"),
+    (("-d", "--nodes", "5"), {}, "would let this run wait for ever (Partition"),
     (("-d", "--nodes", "1", "--partition", "nope"), {}, "name one with --partition"),
     (("-d", "--nodes", "1"), {"SLURM_JOB_ID": "7"}, "in the allocation of Slurm's job 7"),
 ]

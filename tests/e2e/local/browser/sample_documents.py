@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,7 +52,7 @@ def task_names(count: int) -> list[str]:
 
 
 def run_document(
-    tasks: int = 4, *, state: str = "succeeded", live: bool = False, points: int = 400, seed: int = 1
+    tasks: int = 4, *, state: str = "succeeded", live: bool = False, points: int = 400
 ) -> Document:
     """Return the document of a run of `tasks` workers. A failed one restarts once, then worker:1 fails."""
     is_failed = state == "failed"
@@ -68,7 +67,7 @@ def run_document(
             _end(run, is_failed)
         document = run.page().document() if live else None
     document = document or run.page().document()
-    document["series"] = series(run.tasks, points, seed, attempts=1 + is_failed)
+    document["series"] = series(run.tasks, points, 1 + is_failed)
     return document
 
 
@@ -112,8 +111,7 @@ def _end(run: WrittenRun, is_failed: bool) -> None:
         stacks = events.StacksTaken(
             **run.at(_LASTS_S - 2), why=why, stacks=dict.fromkeys(run.tasks[:4], _AT_FIT)
         )
-        exited = {"task": "worker:1", "exit_code": 1, "signal": None, "order": 0, "symptom": _RAISED}
-        run.append(stacks, events.TaskExited(**run.at(_LASTS_S - 1.2), **exited))
+        run.append(stacks, exited(1, 1, mono=run.at(_LASTS_S - 1.2)["mono"], symptom=_RAISED, asked=False))
         run.store.paths.task_traceback("worker:1").parent.mkdir(exist_ok=True)
         run.store.paths.task_traceback("worker:1").write_text(_EXCEPTION)
     for order, task in enumerate(run.tasks):
@@ -126,24 +124,20 @@ def _end(run: WrittenRun, is_failed: bool) -> None:
     run.store.write_result(result.model_copy(update={"cause": cause(1)} if is_failed else {}))
 
 
-def series(names: Sequence[str], points: int, seed: int = 1, *, attempts: int = 1) -> Document:
+def series(names: Sequence[str], points: int, attempts: int) -> Document:
     """Return series in which all workers have the same loss, as in synchronous training."""
-    noise = random.Random(seed)
     rows = range(points)
     falls = [math.exp(-4 * row / points) for row in rows]
-    shared = [2.3 * fall + 0.08 + noise.gauss(0, 0.03) * math.sqrt(fall) for fall in falls]
     tasks: Document = {}
     for number, name in enumerate(names):
-        own = random.Random(seed * 1_000 + number)
-        wide = (_LASTS_S - 9) / points
         tasks[name] = {
-            "time": [round(9 + wide * row + own.random() * 0.02, 3) for row in rows],
+            "time": [round(9 + (_LASTS_S - 9) * row / points + number % 7 / 1000, 3) for row in rows],
             "attempt": [1 + (attempts * row // points) for row in rows],
             "step": [row * 8 for row in rows],
             "epoch": [1 + row * 8 // 375 for row in rows],
-            "loss": [round(value, 4) for value in shared],
-            "steps_per_s": [round(41 + own.gauss(0, 1.5), 2) for _ in rows],
-            "cpu_percent": [round(90 + own.gauss(0, 5), 1) for _ in rows],
+            "loss": [round(2.3 * fall + 0.08 + math.sin(row) * 0.03, 4) for row, fall in enumerate(falls)],
+            "steps_per_s": [round(41 + math.sin(row + number), 2) for row in rows],
+            "cpu_percent": [round(90 + 5 * math.sin(row * (number + 1)), 1) for row in rows],
             "memory_bytes": [int((610 - 190 * fall + number % 40) * 2**20) for fall in falls],
             "metrics": {"accuracy": [round(0.96 - 0.86 * fall, 4) for fall in falls]},
         }

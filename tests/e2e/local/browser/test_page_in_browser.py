@@ -82,11 +82,6 @@ def test_text_of_tasks_is_data(open_page: OpenPage) -> None:
         assert page.evaluate("[...document.links].every(link => /^(https?:|file:)/.test(link.protocol))")
     page.keyboard.press("Tab")
     assert page.evaluate("window.attacked") is None
-
-
-def test_an_address_of_another_kind_is_not_a_link(open_page: OpenPage) -> None:
-    page = _open_run(open_page, samples.run_document())
-    page.locator(".task-row").first.wait_for()
     made = page.evaluate("Orch.el('a', {href: 'javascript:window.attacked=1'}, 'x').getAttribute('href')")
     assert made == "#"
     assert page.evaluate("Orch.link('javascript:window.attacked=1', 'x').tagName") == "SPAN"
@@ -160,15 +155,6 @@ def test_folded_lines_are_shown_on_demand(open_page: OpenPage) -> None:
     page.locator(".log-row", has_text="cpu_feature_guard").first.wait_for()
 
 
-def test_a_mark_leads_to_the_lines_of_its_moment(open_page: OpenPage) -> None:
-    page = _open_run(open_page, samples.run_document(state="failed"), lines=2000)
-    page.locator(".event", has_text="exit 1: ValueError").locator("a").click()
-    page.locator(".log-row[aria-selected=true]", has_text="Traceback").wait_for()
-    # The same address in a page whose lines are still on their way.
-    page.reload()
-    page.locator(".log-row[aria-selected=true]", has_text="Traceback").wait_for()
-
-
 def test_the_page_is_used_by_keyboard_alone(open_page: OpenPage) -> None:
     page = _open_run(open_page, samples.run_document(state="failed"), lines=2000)
     page.locator(".task-row").first.wait_for()
@@ -204,11 +190,17 @@ def _lines_of(page: Any, chart: str) -> str:
     return f"Orch.page.view.curves.charts.get('{chart}').lines"
 
 
-def test_equal_lines_of_the_curves_are_one(open_page: OpenPage) -> None:
-    page = _open_run(open_page, samples.run_document())
+def test_equal_lines_of_the_curves_are_one_and_labels_of_an_axis_differ(open_page: OpenPage) -> None:
+    document = samples.run_document()
+    for columns in document["series"]["tasks"].values():
+        columns["cpu_percent"] = [0.4 + 0.001 * row for row, _ in enumerate(columns["time"])]
+    page = _open_run(open_page, document)
     assert page.evaluate(f"{_lines_of(page, 'loss')}.length") == 1
     label = page.locator(".plot").first.get_attribute("aria-label")
     assert label.startswith("Loss; last values: worker:0-3 0.")
+    _lines_of(page, "cpu_percent")
+    labels = page.evaluate("Orch.page.view.curves.charts.get('cpu_percent').plot.axes[1]._values")
+    assert len(set(labels)) == len(labels) > 2 and labels[-1].endswith(" %")
 
 
 def test_curves_of_two_runs_are_never_merged(open_page: OpenPage) -> None:
@@ -221,22 +213,17 @@ def test_curves_of_two_runs_are_never_merged(open_page: OpenPage) -> None:
     assert page.evaluate(f"{_lines_of(page, 'loss')}.length") == 2
 
 
-def test_lines_of_an_axis_have_different_labels(open_page: OpenPage) -> None:
-    document = samples.run_document()
-    for columns in document["series"]["tasks"].values():
-        columns["cpu_percent"] = [0.4 + 0.001 * row for row, _ in enumerate(columns["time"])]
-    page = _open_run(open_page, document)
-    _lines_of(page, "cpu_percent")
-    labels = page.evaluate("Orch.page.view.curves.charts.get('cpu_percent').plot.axes[1]._values")
-    assert len(set(labels)) == len(labels) > 2 and labels[-1].endswith(" %")
-
-
-def test_a_curve_has_a_gap_between_attempts(open_page: OpenPage) -> None:
-    page = _open_run(open_page, samples.run_document(state="failed", points=12))
+def test_a_curve_has_a_gap_between_attempts_and_a_mark_leads_to_its_lines(open_page: OpenPage) -> None:
+    page = _open_run(open_page, samples.run_document(state="failed", points=12), lines=2000)
     first = f"{_lines_of(page, 'loss')}[0].values"
     after = f"{first}.slice({first}.findIndex(value => value === null))"
     assert page.evaluate(f"{first}.filter(value => value === null).length") > 10
     assert page.evaluate(f"{after}.filter(value => typeof value === 'number').length") == 6
+    page.locator(".event", has_text="exit 1: ValueError").locator("a").click()
+    page.locator(".log-row[aria-selected=true]", has_text="Traceback").wait_for()
+    # The same address in a page whose lines are still on their way.
+    page.reload()
+    page.locator(".log-row[aria-selected=true]", has_text="Traceback").wait_for()
 
 
 def test_row_of_a_live_task_changes(open_page: OpenPage) -> None:
