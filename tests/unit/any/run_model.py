@@ -7,30 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from making import attempt_planned, exited, not_started, planned_task, progressed
+from making import attempt_planned, event, exited, not_started, planned_task, progressed
 
 from orchestrator.core.job.spec import JobSpec
-from orchestrator.core.lifecycle.actions import (
-    Action,
-    Finish,
-    Happen,
-    PlanAttempt,
-    SendSignal,
-    StartTask,
-    StartTasks,
-    SweepHost,
-    TakeStacks,
-    TearDown,
-)
+from orchestrator.core.lifecycle import actions
 from orchestrator.core.lifecycle.lifecycle import Lifecycle
 from orchestrator.core.state import events
-from orchestrator.core.state.events import (
-    Event,
-    StopReason,
-    TeardownReason,
-    event_line,
-    parse_event,
-)
+from orchestrator.core.state.events import Event, StopReason, TeardownReason, event_line, parse_event
 from orchestrator.core.state.fold import apply
 from orchestrator.core.state.result import RunResult, TaskStack
 from orchestrator.core.state.state import RunState
@@ -79,20 +62,20 @@ class World:
     def is_over(self) -> bool:
         return bool(self.results)
 
-    def happened(self, event: Event) -> None:
-        self.queue.append(event)
+    def happened(self, told: Event) -> None:
+        self.queue.append(told)
 
-    def stamp(self) -> dict[str, float]:
-        return {"at": self.now, "mono": self.now}
+    def happens(self, kind: type[Event], **fields: Any) -> None:
+        self.happened(event(kind, self.now, **fields))
 
-    def take_in(self) -> list[Action]:
+    def take_in(self) -> list[actions.Action]:
         """Handle the next event, and execute the actions of the lifecycle."""
-        event = self.queue.popleft()
+        told = self.queue.popleft()
         before = self.written
-        self.written = apply(self.written, parse_event(event_line(event)))
-        actions = self.lifecycle.handle(event)
+        self.written = apply(self.written, parse_event(event_line(told)))
+        wanted = self.lifecycle.handle(told)
         assert self.lifecycle.state == self.written, "the events on disk give another state"
-        match event:
+        match told:
             case events.StopRequested():
                 self.has_stopped = True
             case events.AttemptPlanned() if not self.is_torn_down:
@@ -101,47 +84,45 @@ class World:
                 self.was_asked = True
             case events.RestartPlanned():
                 assert self.was_asked or before.teardown in (TeardownReason.FAILURE, TeardownReason.LIMIT)
-                self.restarts.append((event.delay_s, self.was_asked))
+                self.restarts.append((told.delay_s, self.was_asked))
                 self.is_torn_down = False
             case events.TaskRestartPlanned():
-                self.task_restarts.setdefault(event.task, []).append(event.delay_s)
-        for action in actions:
+                self.task_restarts.setdefault(told.task, []).append(told.delay_s)
+        for action in wanted:
             self._perform(action)
-        return actions
+        return wanted
 
-    def _perform(self, action: Action) -> None:
+    def _perform(self, action: actions.Action) -> None:
         assert not self.is_over, f"{action} after the end"
         match action:
-            case StartTasks():
+            case actions.StartTasks():
                 self._may_start()
                 assert action.tasks == tuple(self.names)
                 for name in action.tasks:
                     self._order(lambda name=name: self._start(name))  # type: ignore[misc]
-            case StartTask():
+            case actions.StartTask():
                 self._may_start()
                 assert self.lifecycle.state.tasks[action.task].phase == "pending"
                 assert action.task not in self.agent.running
                 self._order(lambda: self._start(action.task))
-            case PlanAttempt():
+            case actions.PlanAttempt():
                 self._may_start()
                 assert action.attempt == self.lifecycle.state.attempt + 1
                 self._order(lambda: self._held(action.attempt))
-            case SendSignal():
+            case actions.SendSignal():
                 self._order(lambda: self._signal(action.task, action.signal))
-            case TakeStacks():
+            case actions.TakeStacks():
                 self._order(lambda: self._stacks(action.why))
-            case TearDown():
+            case actions.TearDown():
                 self.is_torn_down = True
-                self.happened(
-                    events.TeardownBegan(**self.stamp(), reason=action.reason, grace_s=action.grace_s)
-                )
+                self.happens(events.TeardownBegan, reason=action.reason, grace_s=action.grace_s)
                 self._order(self._stop)
-            case SweepHost():
+            case actions.SweepHost():
                 self.agent = Agent(is_there=False)
-                self.happened(events.TeardownEnded(**self.stamp(), swept=1))
-            case Happen():
+                self.happens(events.TeardownEnded, swept=1)
+            case actions.Happen():
                 self.happened(action.event)
-            case Finish():
+            case actions.Finish():
                 self.results.append(action.result)
 
     def _may_start(self) -> None:
@@ -159,23 +140,16 @@ class World:
         self.agent.orders.popleft()()
 
     def _held(self, attempt: int) -> None:
-        plans = (
-            planned_task(
-                name,
-                address=f"127.0.0.1:{attempt * 100 + index}",
-                serves=self.serves and name != "evaluator:0",
-            )
-            for index, name in enumerate(self.names)
-        )
+        plans = [planned_task(name, serves=self.serves and name != "evaluator:0") for name in self.names]
         self.planned += 1
-        self.happened(attempt_planned(list(plans), attempt, self.now))
+        self.happened(attempt_planned(plans, attempt, self.now))
 
     def _start(self, name: str) -> None:
         if self.agent.is_ending:
             return  # the stop came first
         self.agent.running[name] = self.now
         pid = 100 + self.agent.exits * 10 + self.names.index(name)
-        self.happened(events.TaskStarted(**self.stamp(), task=name, pid=pid, start_ticks=pid))
+        self.happens(events.TaskStarted, task=name, pid=pid, start_ticks=pid)
 
     def cannot_start(self) -> None:
         """Let the next order fail if it is a start."""
@@ -195,7 +169,7 @@ class World:
         stacks = {
             name: TaskStack(how="signal", state="S", frames=("a.py:1 f",)) for name in self.agent.running
         }
-        self.happened(events.StacksTaken(**self.stamp(), why=why, stacks=stacks))
+        self.happens(events.StacksTaken, why=why, stacks=stacks)
 
     def _stop(self) -> None:
         self.agent.is_ending = True
@@ -206,11 +180,11 @@ class World:
         for name in list(self.agent.running):
             self.exits(name, None, 15)
         self.agent.is_ending = False
-        self.happened(events.TeardownEnded(**self.stamp()))
+        self.happens(events.TeardownEnded)
 
     def is_lost(self) -> None:
         self.agent = Agent(is_there=False)
-        self.happened(events.AgentLost(**self.stamp(), reason="the agent was lost"))
+        self.happens(events.AgentLost, reason="the agent was lost")
 
     # -- what tasks do
 
@@ -221,7 +195,7 @@ class World:
         self.agent.exits += 1
 
     def is_ready(self, name: str) -> None:
-        self.happened(events.TaskReady(**self.stamp(), task=name))
+        self.happens(events.TaskReady, task=name)
 
     def steps(self, name: str, step: int) -> None:
         self.happened(progressed(name, self.now, epoch=1, epochs=2, step=step, steps=50))
@@ -229,7 +203,7 @@ class World:
     # -- what users do
 
     def stop(self, reason: StopReason, *, force: bool) -> None:
-        self.happened(events.StopRequested(**self.stamp(), reason=reason, force=force))
+        self.happens(events.StopRequested, reason=reason, force=force)
 
     # -- the clock
 
@@ -248,10 +222,10 @@ class World:
         if self.is_over or self.lifecycle.next_deadline() != wanted:
             return
         quiet_s = {name: self.now - at for name, at in self.agent.running.items()}
-        self.happened(events.DeadlineReached(**self.stamp(), deadline=wanted[1], quiet_s=quiet_s))
-        actions = self.take_in()
+        self.happens(events.DeadlineReached, deadline=wanted[1], quiet_s=quiet_s)
+        effects = self.take_in()
         moved = self.lifecycle.next_deadline() != wanted or self.lifecycle.state != before
-        assert actions or moved, f"{wanted} at {self.now} had no effect"
+        assert effects or moved, f"{wanted} at {self.now} had no effect"
         self.take_in_all()
 
     def take_in_all(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from fuzzing import effort
 from hypothesis import strategies as st
@@ -57,6 +59,14 @@ JOBS = st.builds(
     max_restarts=st.integers(0, 3),
     chaos=st.lists(FAULTS, max_size=2).map(tuple),
 )
+
+
+TASK_ACTS: list[Callable[[World, str], None]] = [
+    lambda world, name: world.exits(name, None, 9),
+    lambda world, name: world.exits(name, None, 9, over_limit=(2, 1)),
+    World.is_ready,
+]
+FULL = "/x: No space left on device"
 
 
 def _policies(spec: JobSpec) -> set[FailurePolicy]:
@@ -122,25 +132,20 @@ class AnyRun(RuleBasedStateMachine):
         if name in self.world.agent.running:
             self.world.exits(name, code)
 
-    @rule(name=NAMES)
-    def a_task_is_killed(self, name: str) -> None:
+    @rule(name=NAMES, act=st.sampled_from(TASK_ACTS))
+    def a_task_acts(self, name: str, act: Callable[[World, str], None]) -> None:
         if name in self.world.agent.running:
-            self.world.exits(name, None, 9)
-
-    @rule(name=NAMES)
-    def a_task_listens(self, name: str) -> None:
-        if name in self.world.agent.running:
-            self.world.is_ready(name)
-
-    @rule()
-    def all_tasks_listen(self) -> None:
-        for name in self.world.agent.running:
-            self.world.is_ready(name)
+            act(self.world, name)
 
     @rule(name=NAMES, step=st.integers(0, 3))
     def a_task_steps(self, name: str, step: int) -> None:
         if name in self.world.agent.running:
             self.world.steps(name, step)
+
+    @rule()
+    def all_tasks_listen(self) -> None:
+        for name in self.world.agent.running:
+            self.world.is_ready(name)
 
     # -- users, and the machine
 
@@ -157,31 +162,18 @@ class AnyRun(RuleBasedStateMachine):
     @rule()
     def a_user_restarts_the_run(self) -> None:
         self.users_restarts += 1
-        self.world.happened(events.RestartRequested(**self.world.stamp()))
+        self.world.happens(events.RestartRequested)
 
     @rule(name=NAMES, number=st.sampled_from([9, 19]))
     def a_user_signals_a_task(self, name: str, number: int) -> None:
         if name in self.world.lifecycle.state.tasks:
-            self.world.happened(
-                events.SignalRequested(**self.world.stamp(), task=name, signal=number, by="user")
-            )
-
-    @rule(name=NAMES)
-    def a_task_is_killed_over_its_memory_limit(self, name: str) -> None:
-        if name in self.world.agent.running:
-            self.world.exits(name, None, 9, over_limit=(2, 1))
+            self.world.happens(events.SignalRequested, task=name, signal=number, by="user")
 
     @rule(chance=st.integers(0, 9))
-    def the_disk_is_full(self, chance: int) -> None:
+    def a_machine_fails(self, chance: int) -> None:
         if chance == 0:
-            self.world.happened(
-                events.StorageFailed(**self.world.stamp(), reason="/x: No space left on device")
-            )
-
-    @precondition(lambda self: self.world.agent.is_there)
-    @rule(chance=st.integers(0, 9))
-    def the_agent_dies(self, chance: int) -> None:
-        if chance == 0:
+            self.world.happens(events.StorageFailed, reason=FULL)
+        elif chance == 1 and self.world.agent.is_there:
             self.world.is_lost()
 
     # -- what holds at every moment
@@ -263,7 +255,9 @@ def check_result(world: World, result: RunResult) -> None:
             if blamed in (FailurePolicy.RESTART, FailurePolicy.RESTART_TASK) and first is not None:
                 lost = state.stop is not None or state.agent_lost is not None
                 assert result.not_restarted or lost, f"it could have been restarted: {result}"
-            if _policies(world.spec) | {blamed} == {FailurePolicy.CONTINUE}:
+            if {world.spec.policy_of(name.partition(":")[0]) for name in world.names} == {
+                FailurePolicy.CONTINUE
+            }:
                 workers = {task.state for task in result.tasks if task.task in deciding(world)}
                 assert workers <= {"succeeded", "failed"}
         case other:
@@ -277,24 +271,6 @@ def deciding(world: World) -> set[str]:
     return {name for name in world.names if name != "evaluator:0"}
 
 
-# -- failures that the test above has found
-
-
-def at_work(policy: FailurePolicy) -> World:
-    """Two tasks that have done three steps."""
-    world = World(changed(JOB, on_failure=policy), 2, serves=True)
-    settle(world)
-    step_all(world)
-    return world
-
-
-def step_all(world: World) -> None:
-    for name in world.names:
-        world.is_ready(name)
-        world.steps(name, 3)
-    world.take_in_all()
-
-
 def settle(world: World) -> None:
     """Handle events and orders until none is left."""
     while not world.is_over and (world.queue or world.agent.orders or world.agent.is_ending):
@@ -305,9 +281,23 @@ def settle(world: World) -> None:
             world.emptied()
 
 
+# -- failures that the test above has found
+
+
+def at_work(policy: FailurePolicy) -> World:
+    """Two tasks that have done three steps. The first one fails."""
+    world = World(changed(JOB, on_failure=policy), 2, serves=True)
+    settle(world)
+    for name in world.names:
+        world.is_ready(name)
+        world.steps(name, 3)
+    world.take_in_all()
+    world.exits("worker:0", 1)
+    return world
+
+
 def test_restarted_task_is_awaited_when_another_finishes() -> None:
     world = at_work(FailurePolicy.RESTART_TASK)
-    world.exits("worker:0", 1)
     world.exits("worker:1", 0)
     world.run_to_end(code=0)
     assert (world.results[0].outcome, world.task_restarts) == ("succeeded", {"worker:0": [1.0]})
@@ -315,7 +305,7 @@ def test_restarted_task_is_awaited_when_another_finishes() -> None:
 
 def test_restart_before_the_ports_leaves_no_task() -> None:
     world = World(JOB, 1, serves=True)
-    world.happened(events.RestartRequested(**world.stamp()))
+    world.happens(events.RestartRequested)
     world.obey()
     world.take_in_all()
     assert not world.agent.running
@@ -325,29 +315,12 @@ def test_restart_before_the_ports_leaves_no_task() -> None:
 
 def test_disk_full_between_two_attempts_is_the_cause() -> None:
     world = at_work(FailurePolicy.RESTART)
-    world.exits("worker:0", 1)
     settle(world)
     assert world.restarts == [(1.0, False)]
-    world.happened(events.StorageFailed(**world.stamp(), reason="/x: No space left on device"))
+    world.happens(events.StorageFailed, reason=FULL)
     world.run_to_end(code=0)
     (result,) = world.results
     assert (result.exit_code, result.cause and result.cause.kind) == (ExitCode.ORCH, CauseKind.LIMIT)
-
-
-def test_recovery_counts_from_the_failure_or_request() -> None:
-    world = at_work(FailurePolicy.RESTART)
-    world.exits("worker:0", 1)
-    settle(world)
-    world.wait(2.0)
-    settle(world)
-    step_all(world)
-    world.wait(1000.0)
-    world.happened(events.RestartRequested(**world.stamp()))
-    settle(world)
-    world.wait(1.0)
-    settle(world)
-    step_all(world)
-    assert [past.recovery_s for past in world.lifecycle.state.history] == [2.0, 1.0]
 
 
 AnyRun.TestCase.settings = effort(60, stateful_step_count=40)

@@ -67,11 +67,3 @@ def _until_empty(read: Callable[[], list[Chunk]]) -> list[Chunk]:
     while more := read():
         chunks += more
     return chunks
-
-
-def never() -> bool:
-    return False
-
-
-def always() -> bool:
-    return True

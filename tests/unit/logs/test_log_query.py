@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_making import Writer, always, never, read_all
+from log_making import Writer, read_all
 
 from orchestrator.store.logs.index import INDEX_NAME
 from orchestrator.store.logs.lines import Block
@@ -26,8 +26,7 @@ from orchestrator.store.logs.query import (
 
 
 def ask(logs_dir: Path, query: LogQuery, *, over: bool = True) -> list[LogLine]:
-    batches = query_lines(logs_dir, query, always if over else never)
-    return [line for batch in batches for line in batch]
+    return [line for batch in query_lines(logs_dir, query, lambda: over) for line in batch]
 
 
 def texts(logs_dir: Path, query: LogQuery) -> list[str]:
@@ -35,7 +34,7 @@ def texts(logs_dir: Path, query: LogQuery) -> list[str]:
 
 
 def raw(logs_dir: Path, query: LogQuery) -> bytes:
-    return b"".join(query_raw(logs_dir, query, always))
+    return b"".join(query_raw(logs_dir, query, lambda: True))
 
 
 @pytest.fixture
