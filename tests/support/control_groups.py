@@ -43,6 +43,9 @@ class _ControlGroup:
         """Set the limit; OSError if the kernel does not have it."""
         raise NotImplementedError
 
+    def take(self, pid: int) -> None:
+        (self.path / "cgroup.procs").write_text(str(pid))
+
     @property
     def before(self) -> tuple[str, ...]:
         """The words before a command that make it run in the group."""
@@ -78,9 +81,6 @@ class MemoryGroup(_ControlGroup):
         ours = next(path for _, names, path in lines if names == ("memory" if self._is_v1 else ""))
         return self.path.parent / ours.lstrip("/")
 
-    def take(self, pid: int) -> None:
-        (self.path / "cgroup.procs").write_text(str(pid))
-
     def give_back(self, group: Path) -> None:
         """Move the processes that are left to another group."""
         for pid in (self.path / "cgroup.procs").read_text().split():
@@ -99,6 +99,3 @@ class ProcessGroup(_ControlGroup):
 
     def allow(self, processes: int) -> None:
         (self.path / "pids.max").write_text(str(processes))
-
-    def take(self, pid: int) -> None:
-        (self.path / "cgroup.procs").write_text(str(pid))

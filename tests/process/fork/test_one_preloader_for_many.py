@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from agent_driving import PYTHON, Driver, signal_and_wait
 from waiting import child_with
 
@@ -99,9 +100,15 @@ def test_forked_task_has_the_variables_that_a_shim_sets(agent: Driver, tmp_path:
     assert "/of/the/shim" in forked.text and "TAKEN" not in forked.text
 
 
-def test_shim_that_adds_arguments_prevents_preloading(agent: Driver) -> None:
-    preload_by(agent, f'#!/bin/sh\nexec {PYTHON} "$@" added\n', {})
-    assert "adds words" in agent.wait_for(NotPreloaded).reason
+@pytest.mark.parametrize(
+    ("shim", "reason"),
+    [(f'#!/bin/sh\nexec {PYTHON} "$@" added\n', "adds words"), ("#!/no/such/python\n", "first line names")],
+)
+def test_interpreter_that_cannot_preload_is_reported(agent: Driver, shim: str, reason: str) -> None:
+    preload_by(agent, shim, {})
+    assert reason in agent.wait_for(NotPreloaded).reason
+    agent.run_task("a", ["-c", "print('hello')"], fork=True)
+    assert agent.ending("a").text == "hello\n"
 
 
 def test_long_error_of_a_preload_is_cut(agent: Driver) -> None:
@@ -162,10 +169,10 @@ def test_only_variables_that_an_import_may_read_replace_the_preloader(agent: Dri
         agent.messages.clear()
 
 
-def test_new_module_on_the_search_path(agent: Driver, tmp_path: Path) -> None:
+def test_new_module_on_the_search_path_or_beside_the_script(agent: Driver, tmp_path: Path) -> None:
     """Plain Python would import it instead of the preloaded one."""
     first, second = tmp_path / "first", tmp_path / "second"
-    for directory in (first, second):
+    for directory in (first, second, tmp_path / "mine"):  # without __init__.py, any module has precedence
         directory.mkdir()
     (first / "mine.py").write_text("import decimal; text = 'first'")
     (second / "mine.py").write_text("text = 'second'")
@@ -173,7 +180,8 @@ def test_new_module_on_the_search_path(agent: Driver, tmp_path: Path) -> None:
     print_it = ["-c", "import mine, decimal; print(mine.text, decimal.__file__)"]
     agent.preload("mine", env=env)
     assert agent.forked("a", print_it).startswith("first /")
-    (second / "decimal.py").write_text("")
-    agent.run_task("b", print_it, env=env, fork=True)
-    assert agent.ending("b").text == f"first {second}/decimal.py\n"
-    assert agent.refusals() == [f"{second} has a module decimal of its own"]
+    for name, place in (("b", second), ("c", tmp_path)):
+        (place / "decimal.py").write_text("")
+        agent.run_task(name, print_it, fork=True)
+        assert agent.ending(name).text == f"first {place}/decimal.py\n"
+        assert agent.refusals().pop() == f"{place} has a module decimal of its own"

@@ -10,7 +10,7 @@ import psutil
 from agent_driving import SLEEPER, Driver
 from waiting import until, until_gone
 
-from worker.wire.messages import Exited, NotPreloaded, Preloaded, PreloadOrder, Started
+from worker.wire.messages import Exited, NotPreloaded, Preloaded, Started
 
 HELLO = ["-c", "print('hello')"]
 
@@ -48,26 +48,8 @@ def test_unsuitable_modules_prevent_a_fork(agent: Driver) -> None:
     assert not wrong
 
 
-def test_missing_interpreter_is_reported_and_the_task_spawned(agent: Driver, tmp_path: Path) -> None:
-    interpreter, log = str(tmp_path / "python"), str(tmp_path / "log")
-    agent.link.send(PreloadOrder((interpreter,), {}, str(tmp_path), ("json",), {}, log))
-    assert "no such file" in agent.wait_for(NotPreloaded).reason
-    agent.run_task("a", HELLO, fork=True)
-    assert agent.ending("a").exit_code == 0
-
-
 def test_task_is_spawned_if_nothing_was_preloaded(own_agent: Driver) -> None:
     assert reasons_for_spawn(own_agent) == ["nothing has been preloaded"]
-
-
-def test_module_with_a_preloaded_name_beside_the_script_prevents_a_fork(
-    agent: Driver, tmp_path: Path
-) -> None:
-    (tmp_path / "decimal.py").write_text("text = 'hello'")
-    (tmp_path / "namespace").mkdir()  # without __init__.py, any module has precedence
-    agent.preload("decimal", "json")
-    (reason,) = reasons_for_spawn(agent, "a", "-c", "import decimal; print(decimal.text)")
-    assert reason == f"{tmp_path} has a module decimal of its own"
 
 
 def test_module_that_the_script_puts_first_is_imported_and_reported(agent: Driver) -> None:

@@ -31,9 +31,10 @@ from worker.agent.processes import read_stat
 from worker.wire.messages import Exited, Stacked
 
 UP = f"print('up', flush=True); {SLEEPER}"
-# Its start files print, set a variable and remove one.
+# Its start files print, set variables and remove one. The first place for temporary files cannot be used.
 BEFORE = (
-    "echo Welcome; printf 'no newline'; echo oh >&2; OF_THE_HOST=1; export OF_THE_HOST; unset OF_THE_USER; "
+    "echo Welcome; printf 'no newline'; echo oh >&2; OF_THE_HOST=1; TMPDIR=/proc/none; "
+    "export OF_THE_HOST TMPDIR; unset OF_THE_USER; "
 )
 # Prints numbered lines, in pieces of all sizes, for as long as it takes to break a few connections.
 COUNTS = """
@@ -187,6 +188,7 @@ def test_built_in_program_comes_with_the_bundle(host: HostDriver) -> None:
 def test_others_see_and_reach_nothing(host: HostDriver) -> None:
     modes = {name: stat.S_IMODE((host.home / name).stat().st_mode) for name in ("", "agent.log")}
     assert modes == {"": 0o700, "agent.log": 0o600}
+    assert host.home.parent == Path("/tmp") and host.home.name.startswith(f"orch-agent-{os.geteuid()}-")
     processes = [psutil.Process(host.guard), psutil.Process(host.pid)]
     assert [process.name() for process in processes] == ["orch-guard", "orch-agent"]
     for each in processes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -130,12 +129,6 @@ def test_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     before = {path for base in bases() for path in Path(base).glob(f"{PREFIX}*")}
     assert "File too large" in lost_reason(tmp_path, "ulimit -f 0; trap '' XFSZ; ")
     assert {path for base in bases() for path in Path(base).glob(f"{PREFIX}*")} <= before
-
-
-def test_next_place_for_temporary_files_is_used(tmp_path: Path) -> None:
-    with HostDriver(tmp_path, before="TMPDIR=/proc/none; export TMPDIR; ") as host:
-        assert host.home.parent == Path("/tmp")
-        assert host.home.name.startswith(f"orch-agent-{os.geteuid()}-")
 
 
 def test_connection_is_killed_with_the_proxy_that_it_started() -> None:

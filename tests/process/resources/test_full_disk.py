@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -118,58 +117,48 @@ def test_full_disk_is_found_by_writing(disk: SmallDisk, tmp_path: Path) -> None:
     assert [path.name for path in disk.seen.iterdir()] == ["filler"]
 
 
-class OnDisk:
-    """`orch` with the small disk mounted."""
-
-    def __init__(self, orch: Orch, disk: SmallDisk) -> None:
-        self._orch = orch
-        self.disk = disk
-
-    def __call__(self, *words: str) -> Finished:
-        return self._orch.start(*words, before=self.disk.before(self._orch.directory)).finish()
-
-    def up(self, *words: str) -> Finished:
-        """Two tasks, with the run's directory on the disk."""
-        python = (sys.executable, "-I", "-S", "-c")
-        return self("up", "-n", "2", "--log-dir", str(self.disk.path), "-q", "--", *python, *words)
-
-
 @pytest.fixture
-def on_disk(orch: Orch, disk: SmallDisk) -> Iterator[OnDisk]:
-    yield OnDisk(orch, disk)
+def on_disk(orch: Orch, disk: SmallDisk) -> Iterator[Callable[..., Finished]]:
+    """`orch` with the small disk mounted, which has the directories of runs: `up` starts two tasks."""
+
+    def run(verb: str, *words: str) -> Finished:
+        if verb == "up":
+            words = ("-n", "2", "--log-dir", str(disk.path), "-q", "--", sys.executable, "-ISc", *words)
+        return orch.start(verb, *words, before=disk.before(orch.directory)).finish()
+
+    yield run
     # Other processes cannot follow these links.
     for pointer in (orch.state / "orch" / "runs").glob("*"):
         if pointer.is_symlink():
             pointer.unlink()
 
 
-def test_run_ends_even_if_the_task_ignores_write_errors(on_disk: OnDisk) -> None:
+def test_run_ends_even_if_the_task_ignores_write_errors(
+    on_disk: Callable[..., Finished], disk: SmallDisk
+) -> None:
     """TensorFlow ignores errors of its log lines, too; orch notices them. Everything that was written can be read, and
     can be removed from the full disk."""
-    done = on_disk.up(_IGNORES_ERRORS)
-    (run,) = (path.parent for path in on_disk.disk.seen.glob("*/run.json"))
+    done = on_disk("up", _IGNORES_ERRORS)
+    (run,) = (path.parent for path in disk.seen.glob("*/run.json"))
     result = json.loads((run / "result.json").read_text())
     assert done.code == result["exit_code"] == 125
     assert (result["cause"]["task"], result["cause"]["kind"]) == (None, "limit")
-    assert NO_SPACE in result["cause"]["text"] and str(on_disk.disk.path) in result["cause"]["text"]
+    assert NO_SPACE in result["cause"]["text"] and str(disk.path) in result["cause"]["text"]
     for line in (run / "events.jsonl").read_text().splitlines():
         json.loads(line)
     assert not [path.name for path in run.iterdir() if path.name.startswith(".")]
-    assert on_disk("status", "--json").document["run"]["state"] == "failed"
     logged = on_disk("logs", "--raw")
     written = sum(path.stat().st_size for path in run.glob("logs/*.log"))
     assert logged.code == 0 and len(logged.out.encode()) == written > 100_000
-    on_disk.disk.fill()
-    before = on_disk("prune", "--keep", "0", "--dry-run").out
-    done = on_disk("prune", "--keep", "0")
-    assert done.code == 0 and not run.exists()
-    expected = before.replace("would remove", "removed").replace("would free", "freed")
-    assert re.sub(r"ended \w+ ago", "", expected) == re.sub(r"ended \w+ ago", "", done.out)
-    assert until(on_disk.disk.free) > 100_000
+    disk.fill()
+    assert on_disk("prune", "--keep", "0").code == 0 and not run.exists()
+    assert until(disk.free) > 100_000
 
 
-def test_disk_that_is_full_before_the_run_is_refused(on_disk: OnDisk) -> None:
-    on_disk.disk.fill()
-    done = on_disk.up("pass")
+def test_disk_that_is_full_before_the_run_is_refused(
+    on_disk: Callable[..., Finished], disk: SmallDisk
+) -> None:
+    disk.fill()
+    done = on_disk("up", "pass")
     assert done.code == 2 and NO_SPACE in done.err and "Traceback" not in done.err
-    assert [path.name for path in on_disk.disk.seen.iterdir()] == ["filler"]
+    assert [path.name for path in disk.seen.iterdir()] == ["filler"]
