@@ -57,7 +57,7 @@ KERAS_2_BELOW_TF = [
     ("6 uses fit_generator of a model", "def f():\n  MODEL\n  return model\nm = f()\nm.fit_generator(x)"),
     (
         "5 uses predict_generator of a model",
-        "class M(tf.keras.Model):\n  pass\nm = M()\nm.predict_generator(x)",
+        "class M(tf.keras.Model):\n pass\nm = M()\nm.predict_generator(x)",
     ),
     ("2 uses tf.keras.optimizers.legacy", "o = OLD"),
     ("2 gives lr to Adam, which Keras 3 does not take", "o = tf.keras.optimizers.Adam(lr=1)"),
@@ -72,7 +72,7 @@ KERAS_2_BELOW_TF = [
     ("4 saves a model under a name", "MODEL\npath = 'dir/x'\nmodel.save(path)"),
     (
         "3 saves a model, and the source names no .keras or .h5 file",
-        "MODEL\nmodel.save(write(args.model_dir))",
+        "MODEL\nmodel.save(f(args.dir))",
     ),
     ("6 saves a model under a name", "def f():\n  MODEL\n  return model\nfitted = f()\nfitted.save('dir')"),
     ("2 gives a number as shape to Input", "x = tf.keras.Input(shape=(14))"),
@@ -88,7 +88,7 @@ KERAS_2_BELOW_TF = [
     ("2 uses ParameterServerStrategy with fit, which", "SERVERS\nwith s.scope():\n  MODEL\nmodel.fit(x)"),
     (
         "2 gives batch_input_shape to Embedding",
-        "tf.keras.layers.Embedding(2, weights=w, batch_input_shape=s)",
+        "tf.keras.layers.Embedding(2, batch_input_shape=s)",
     ),
     ("4 uses reset_states of a metric", "MEAN\ndef f(m):\n  m.reset_states()"),
     ("2 uses tf.keras.optimizers.legacy", "a = tf.keras.optimizers.Adam() if K3 else OLD"),
@@ -100,7 +100,7 @@ KERAS_2_BELOW_TF = [
     ("3 uses reset_states of a metric", "for metric in model.metrics:\n  metric.reset_states()"),
     (
         "5 puts a tf.Module into",
-        "class D(tf.Module):\n  pass\nlayer = D()\nmodel = tf.keras.Sequential([layer])",
+        "class D(tf.Module):\n pass\nlayer = D()\ntf.keras.Sequential([layer])",
     ),
 ]
 # The same for sources with other imports.

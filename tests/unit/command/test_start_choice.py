@@ -123,7 +123,7 @@ CHANGING = [
     ("7 sets A", "try:\n    import nltk\n    import tensorflow\nexcept ImportError:\n    pass\nSET"),
     (
         "6 sets A",
-        "import contextlib as c\nwith c.suppress(ImportError):\n import nltk\n import tensorflow\nSET",
+        "import contextlib as c\nwith c.suppress(OSError):\n import nltk\n import tensorflow\nSET",
     ),
     ("2 sets KERAS_BACKEND", "os.environ['KERAS_BACKEND'] = 'jax'"),
     ("2 uses os.environ.setdefault", "s = os.environ.setdefault\ns('A', '1')"),
@@ -137,11 +137,11 @@ CHANGING = [
     ("5 uses C, NOT_FOLLOWED", "class C:\n    def f(self):\n        SET\ngetattr(C(), name)()"),
     (
         "6 uses operator.methodcaller",
-        "import operator as o\nclass C:\n def f(s):\n  SET\no.methodcaller('f')(x)",
+        "import operator as o\nclass C:\n def f(s):\n  SET\no.methodcaller(x)",
     ),
     (
-        "6 uses r, NOT_FOLLOWED",
-        "R = []\ndef r(f):\n R.append(f)\n return f\n@r\ndef g():\n SET\nfor g in R: g()",
+        "5 uses r, NOT_FOLLOWED",
+        "R = []\ndef r(f):\n R.append(f)\n@r\ndef g():\n SET\nfor g in R: g()",
     ),
     ("3 uses logging.getLogger", "import logging\nlog = logging.getLogger('absl')\nlog.setLevel(40)"),
     ("4 replaces builtins.__import__", "import builtins\ndef f(*a): pass\nbuiltins.__import__ = f"),
@@ -169,7 +169,7 @@ CHANGING = [
     ("3 uses logging.getLogger", "import logging\nlogging.getLogger('tensorflow').addHandler(h)"),
     (
         "3 uses absl.logging.get_absl_logger",
-        "from absl import logging as l\nl.get_absl_logger().addHandler(h)",
+        "from absl import logging as l\nl.get_absl_logger().f(h)",
     ),
     ("3 replaces logging.lastResort", "import logging\nlogging.lastResort = None"),
     ("3 uses absl.logging.use_absl_handler", "from absl import logging\nlogging.use_absl_handler()"),
@@ -178,7 +178,7 @@ CHANGING = [
     ("3 replaces sys.stdout", "import sys\nwith open('x') as sys.stdout:\n    pass"),
     (
         "3 uses contextlib.redirect_stderr",
-        "import contextlib as c\nwith c.redirect_stderr(f):\n import numpy",
+        "import contextlib as c\nwith c.redirect_stderr(f): pass",
     ),
     ("2 uses os.dup2", "os.dup2(3, 2)"),
     ("3 uses hydra.main", "import hydra\n@hydra.main(version_base=None)\ndef main(cfg): pass"),

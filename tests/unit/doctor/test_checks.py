@@ -107,6 +107,7 @@ def case(found: str, **changes: Any) -> Case:
     return Case(Level(level), topic, text.strip(), fix.strip(), changes)
 
 
+LEGACY = env(TF_USE_LEGACY_KERAS="1")
 NOTHING: dict[str, Any] = {"versions": {"tf_keras": "2.21.0"}, "modules": ()}
 MOUNTS, MEMINFO = "proc/self/mountinfo", "proc/meminfo"
 PORTS = "proc/sys/net/ipv4/ip_local_port_range"
@@ -129,9 +130,7 @@ CASES = [
     case("warning keras: not installed | pip install keras", python=packages(keras=None)),
     case("note tf_keras: not installed | tf_keras~=2.21.0", python=packages(tf_keras=None)),
     case("warning tf_keras: another TensorFlow | ~=2.21.0", python=packages(tf_keras="2.18.0")),
-    case(
-        "problem tf_keras: | tf_keras~=2.21.0", python=packages(tf_keras=None), **env(TF_USE_LEGACY_KERAS="1")
-    ),
+    case("problem tf_keras: | keras~=2.21.0", python=packages(tf_keras=None), **LEGACY),
     case("problem tensorflow: | /opt/python -m pip install tensorflow", python=NOTHING),
     case("problem tensorflow: | Python 3.10 to 3.13: for 3.14.0", python={**NOTHING, "version": "3.14.0"}),
     case("warning tensorflow: | ", python=NOTHING, is_source_known=False),
@@ -141,17 +140,13 @@ CASES = [
     case("note environment: hides |", environ={"TF_CPP_MIN_LOG_LEVEL": "2"}),
     case("note environment: SO_REUSEADDR | unset", environ={"TF_GRPC_REUSE_PORT": "0"}),
     case("note cores: 9 workers share 8 of 8 | --workers 8", **roles(worker=9)),
-    case(
-        "warning cores: of 3 cores, but TensorFlow sizes its thread pools by the 64 | --threads 3", spec=QUOTA
-    ),
+    case("warning cores: of 3 cores, but TensorFlow sizes its thread pools by the 64 | --thr", spec=QUOTA),
     case("note cores: | --workers 3", spec={**QUOTA, "threads": 2, "roles": {"worker": 4}}),
     case("problem memory: enough for 1 task, not 2 | --workers 1", **room(MEMORY, 1)),
-    case(
-        "problem memory: not 3 tasks (2 workers, 1 ps) | 2 tasks", **room(MEMORY, 2), **roles(worker=2, ps=1)
-    ),
+    case("problem memory: not 3 tasks (2 workers, 1 ps) | 2", **room(MEMORY, 2), **roles(worker=2, ps=1)),
     case("problem open files: not 3 tasks (2 workers,", **room(FILES_ROOM, 2), **roles(worker=2, ps=1)),
     case(
-        "warning memory: 1.0 GiB free, and 2 workers take about 0.8 | fewer workers",
+        "warning memory: 1.0 GiB free, and 2 workers take about 0.8 | fewer",
         files=memory_of_group(GIB),
     ),
     case("warning memory: strict overcommit leaves 1.0 | --start spawn", files=OVERCOMMIT),
@@ -164,23 +159,15 @@ CASES = [
     case("problem ports: enough for 1 | ip_local_port_range", **room(Limit.PORTS, 1)),
     case("warning open files: may open 256 files | ulimit -n 1024", **limit(NOFILE=256)),
     case("problem open files: is 10 (ulimit -Sn) | raise it", **limit(NOFILE=10)),
-    case(
-        "problem open files: and 600 hosts with 2 tasks need 3,630 | raise it to 3,630 at least", **MANY_HOSTS
-    ),
+    case("problem open files: 600 hosts with 2 tasks need 3,630 | raise it to 3,630 at", **MANY_HOSTS),
     case("warning file size: 1,024 bytes | ulimit -f unlimited", **limit(FSIZE=1024)),
     case("warning cpu time: 60 s | ulimit -t unlimited", **limit(CPU=60)),
     case("warning address space: 2.0 GiB | ulimit -v unlimited", **limit(AS=2 * GIB)),
     case("problem address space: 1 GiB (ulimit -v) | ulimit -v unlimited", **limit(AS=GIB)),
-    case(
-        "problem platform: orch runs on Linux only (it needs pidfds), and this is darwin |", system="darwin"
-    ),
+    case("problem platform: orch runs on Linux only (it needs pidfds), and this is d |", system="d"),
     case("problem platform: orch needs Linux 5.4 or newer, and this kernel is 5.3.0-x |", kernel="5.3.0-x"),
-    case(
-        "problem platform: Python 3.11 to 3.13, and this is 3.10 | install it under", orch_python=(3, 10, 9)
-    ),
-    case(
-        "problem platform: Python 3.11 to 3.13, and this is 3.14 | install it under", orch_python=(3, 14, 0)
-    ),
+    case("problem platform: Python 3.11 to 3.13, and this is 3.10 | install", orch_python=(3, 10, 9)),
+    case("problem platform: Python 3.11 to 3.13, and this is 3.14 | install", orch_python=(3, 14, 0)),
     case("problem platform: this kernel is 4.19.0 | 5.4 or newer", kernel="4.19.0"),
     case("problem processor: SIGILL | -cpu host", files={"proc/cpuinfo": "flags\t\t: fpu\n"}),
     case("warning shared memory: Permission denied | 1777", shm=OSError(errno.EACCES, "Permission denied")),
@@ -192,14 +179,10 @@ CASES = [
     case("problem ports: on 127.0.0.1: Perm | lo up", loopback_error=lambda: "Permission denied"),
     case("problem ports: SO_REUSEPORT | REUSE_PORT=0", port_sharing_error=lambda: "Protocol not available"),
     case("warning ports: 232 of the kernel's 232 | ss -tan", files={PORTS: "40000\t40231\n"}),
-    case(
-        "warning port server: Connection refused | unset", environ={"PORTSERVER_ADDRESS": "@orch-tests-none"}
-    ),
+    case("warning port server: Connection refused | unset", environ={"PORTSERVER_ADDRESS": "@orch-none"}),
     case("note exposure: without authentication | firewall", **REACHED),
     case("note exposure: without authentication | --network private", **REACHED),
-    case(
-        "note exposure: without | user.max_user_namespaces is 0; to allow it: sysctl -w", **REACHED, **REFUSED
-    ),
+    case("note exposure: | user.max_user_namespaces is 0; to allow it: sysctl -w", **REACHED, **REFUSED),
     case("problem exposure: is refused here: user.max_user_namespaces is 0 | sysctl -w it", **PRIVATE),
     case("warning exposure: a public address | firewall", addresses=lambda: ("10.0.0.7", "2a00:1450::5")),
     case("note proxies: gRPC would use http_proxy | no_proxy", environ={"http_proxy": "x", "ALL_PROXY": "x"}),
@@ -238,7 +221,7 @@ def test_only_the_fault_is_found(machine: HealthyMachine) -> None:
 # Changes of a healthy machine that are no fault.
 FINE: list[dict[str, Any]] = [
     *({"kernel": kernel} for kernel in ("5.4.0", "6.18.44-fc", "without a number")),
-    env(TF_USE_LEGACY_KERAS="1"),
+    LEGACY,
     # A quota is harmless once the threads are set.
     {"spec": {**QUOTA, "threads": 2}},
     {"spec": QUOTA, "environ": {"TF_NUM_INTRAOP_THREADS": "2"}},

@@ -11,7 +11,7 @@ NOT_UTF8 = "\udcff"
 
 @dataclass(frozen=True)
 class Refused:
-    """`says` begins the sentence after the source. `beside`: the other options of the request, by name.
+    """`says` begins the sentence after the source; " ... " is any text. `beside`: the other options of the request.
 
     A text is the value on a command line, in a variable, in orch.toml and in Python, where whole numbers are numbers.
     A value of another type exists in orch.toml and in Python only.
@@ -55,10 +55,8 @@ REFUSALS = (
     row("workers", "-1..4", '"-1..4" is not a range'),
     row("workers", "2...4", '"2...4" is not a range'),
     row("workers", "2..9999", "a job has at most 4,000 tasks, not 9,999"),
-    row("workers", "2..4", "2..4: with parameter servers a lost worker restarts", ps=1, hosts="a:9,b:9"),
-    row(
-        "workers", "2..4", "2..4: the mesh batch=4,model=1 is cut for one number", mesh="batch=4", hosts="a,b"
-    ),
+    row("workers", "2..4", "2..4: with parameter servers ... restarts alone", ps=1, hosts="a:9,b:9"),
+    row("workers", "2..4", "2..4: the mesh batch=4,model=1 ... write that", mesh="batch=4", hosts="a,b"),
     row("workers", "2..4", "mirrored runs as one process", strategy="mirrored", replicas=2),
     row("ps", "-1", "must be at least 0, not -1"),
     row("ps", "2700", "a job has at most 4,000 tasks, not 4,001", workers=1300),
@@ -103,9 +101,7 @@ REFUSALS = (
     row("link_timeout", "1", "must be at least 3s, not 1s", hosts="a"),
     # Failures.
     row("on_failure", "retry", '"retry" is not known; did you mean "restart"?'),
-    row(
-        "on_failure", "abort", "abort never starts the run with fewer workers, which --workers 2..4", **_RANGE
-    ),
+    row("on_failure", "abort", "abort never starts ... --workers 2..4 asks for; leave it out", **_RANGE),
     row("max_restarts", "-1", "must be between 0 and"),
     row("stop_on_nan", "perhaps", '"perhaps" is neither true nor false'),
     row("stop_on_nan", 2, "2 is neither true nor false"),
@@ -151,14 +147,18 @@ REFUSALS = (
         )
     ),
     row("workers", "2", "central-storage runs as one process, since ", strategy="central-storage"),
-    row("replicas", "2", "means logical CPU devices, which a script without --strategy does not use; add --"),
+    row(
+        "replicas",
+        "2",
+        "means logical CPU devices, which a script without --strategy ... add --strategy mirrored or",
+    ),
     row("replicas", "65", "must be between 1 and 64, not 65", strategy="mirrored"),
     row("replicas", "0", "must be between 1 and 64, not 0", strategy="mirrored"),
     row("device", "CPU:1", '"CPU:1": there is one CPU device, CPU:0', strategy="one-device"),
     row("device", "GPU:0", "there is no GPU:0", strategy="one-device"),
     row("mesh", "batch=2,depth=2", '"batch=2,depth=2" is not a mesh; write batch=2,model=2'),
     row("mesh", "batch=0", '"batch=0": batch must be a whole number from 1 to 1024'),
-    row("workers", "2", "the mesh batch=3,model=1 has 3 devices, which 2 processes cannot", mesh="batch=3"),
+    row("workers", "2", "the mesh batch=3,model=1 has 3 devices, ... use --workers 1 or 3", mesh="batch=3"),
     row("communication", "nccl", "NCCL sums on GPUs", strategy="multi-worker-mirrored"),
     row("global_batch", "0", "must be between 1 and 2,147,483,647, not 0"),
     row("global_batch", "50", "3 workers cannot share 50 examples equally; write 48 or 51", workers=3),
@@ -167,11 +167,14 @@ REFUSALS = (
     row("global_batch", "12", "5 workers cannot share 12 examples", **_WIDE),
     # Options of another strategy.
     row("replicas", "2", "means logical CPU devices, which one-device does not use", strategy="one-device"),
-    row("device", "GPU:0", "means the one device that everything is put on, which mirrored", **_MIRRORED),
     row(
-        "tpu", "mine", "means the name of a TPU, which mirrored does not use; add --strategy tpu", **_MIRRORED
+        "device",
+        "GPU:0",
+        "means the one device ... which mirrored does not use; add --strategy one-device",
+        **_MIRRORED,
     ),
-    row("mesh", "batch=2", "means a DTensor mesh, which mirrored does not use; add --strategy", **_MIRRORED),
+    row("tpu", "mine", "means the name of a TPU, ... add --strategy tpu", **_MIRRORED),
+    row("mesh", "batch=2", "means a DTensor mesh, ... add --strategy dtensor", **_MIRRORED),
     row("communication", "ring", f"{_SUMMED}; add --strategy multi-worker-mirrored", strategy="dtensor"),
     # Hosts.
     row("hosts", "a,a", "a is named twice"),
@@ -186,7 +189,7 @@ REFUSALS = (
     row("engine", "rsh", '"rsh" is not known'),
     row("engine", "ssh", "ssh needs hosts: add --hosts a:2,b:2"),
     row("engine", "local", "local runs all tasks on this machine", hosts="a"),
-    row("network", "private", f"{_PRIVATE}, and tasks on several hosts", engine="slurm"),
+    row("network", "private", f"{_PRIVATE}, ... leave out --engine slurm", engine="slurm"),
     row("slurm", "--no-shell", f"--no-shell: {_SLURM_ENDS}", engine="slurm"),
     row("slurm", "-p x --wait", f"--wait: {_SLURM_ENDS}", engine="slurm"),
     row("tensorboard", True, "it reads the event files on this machine", hosts="a"),

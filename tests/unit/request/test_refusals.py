@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -83,9 +84,8 @@ def test_all_sources_refuse_with_the_same_sentence(tmp_path: Path, up: Any) -> N
     for row in REFUSALS:
         found = list(sources.refusals(row))
         assert found, f"no source takes {row}"
-        wrong += [
-            f"{row}: {said!r}" for source, said in found if not said.startswith(f"{source}: {row.says}")
-        ]
+        says = ".*".join(map(re.escape, row.says.split(" ... ")))
+        wrong += [f"{row}: {said!r}" for at, said in found if not re.match(f"{re.escape(at)}: {says}", said)]
     assert not wrong, "\n".join(wrong)
 
 
