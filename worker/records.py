@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from worker.training.data.record_files import DESCRIPTION, HELD_OUT, SUFFIX, DatasetError
+from worker.training.data.record_files import DESCRIPTION, HELD_OUT, NAMED_DATASETS, SUFFIX, DatasetError
 from worker.training.data.records import Format
-from worker.training.options.fields import NAMED_DATASETS, array_dataset, whole
+from worker.training.options.fields import array_dataset, whole
 from worker.training.process.output import counted, without_startup_messages
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from worker.training.data.record_files import DatasetError, find_files, is_record_path, shard_problem
+from worker.training.data.record_files import DatasetError, find_files, is_in_files, shard_problem
 from worker.training.data.records import Records, first_damage, open_records, read_all, read_description
-from worker.training.options.fields import is_in_files
 from worker.training.process.output import counted, without_startup_messages
 
 DIGITS = Path(__file__).with_name("digits.npz")
@@ -76,7 +75,7 @@ def load_dataset(name: str, seed: int) -> Dataset:
             return from_arrays("mnist", _load_mnist())
         case "synthetic":
             return from_arrays("synthetic", _make_synthetic(seed))
-        case _ if is_record_path(name):
+        case _ if is_in_files(name):
             return _from_records(name)
         case _:
             return from_arrays(Path(name).name, _read_npz(Path(name)))

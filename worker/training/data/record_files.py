@@ -11,6 +11,7 @@ from pathlib import Path
 from worker.training.process.environment import UsageError
 from worker.training.process.output import counted
 
+NAMED_DATASETS = ("digits", "mnist", "synthetic")
 SUFFIX = ".tfrecord"
 DESCRIPTION = "dataset.json"
 # Prefix of the files with held-out examples.
@@ -36,9 +37,12 @@ class RecordFiles:
     description: Path
 
 
-def is_record_path(text: str) -> bool:
-    """Return whether `text` names record files: a directory, one file, or a pattern such as x/*.tfrecord."""
-    return text.endswith(SUFFIX) or Path(text).is_dir()
+def is_in_files(text: str) -> bool:
+    """Return whether `text` names record files: a directory, one file, or a pattern such as x/*.tfrecord.
+
+    A directory named digits is written ./digits.
+    """
+    return text not in NAMED_DATASETS and (text.endswith(SUFFIX) or Path(text).is_dir())
 
 
 def find_files(text: str) -> RecordFiles:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from worker.training.data.record_files import DatasetError, find_files, shard_problem
+from worker.training.data.record_files import DatasetError, find_files, is_in_files, shard_problem
 from worker.training.options.context import directory_problem, tpu_problem
 from worker.training.options.fields import (
     CHECKPOINTS,
@@ -14,7 +14,6 @@ from worker.training.options.fields import (
     MOST_PARTS,
     PARAMETER_SERVER,
     Options,
-    is_in_files,
 )
 from worker.training.process.environment import ClusterError, Place, is_legacy_keras
 from worker.training.weights import Weight, bytes_per_device, dense_units, format_bytes, weight_table

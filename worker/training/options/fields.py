@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.training.data.record_files import DatasetError, find_files, is_record_path
+from worker.training.data.record_files import NAMED_DATASETS, DatasetError, find_files, is_in_files
 
 STRATEGIES = (
     "multi-worker-mirrored",
@@ -27,7 +27,6 @@ CHECKPOINTS = ("manager", "backup", "preemption")
 LARGEST_SEED = 2**31 - 1
 # Parts into which a mesh may cut the batch or the model.
 MOST_PARTS = 1024
-NAMED_DATASETS = ("digits", "mnist", "synthetic")
 # Characters of a word that are compared with the known words.
 _LONGEST = 80
 
@@ -115,11 +114,6 @@ def dataset(text: str) -> str:
     except DatasetError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
-
-
-def is_in_files(text: str) -> bool:
-    """Return whether this data set is read from TFRecord files; a directory named digits is written ./digits."""
-    return text not in NAMED_DATASETS and is_record_path(text)
 
 
 def array_dataset(text: str) -> str:
