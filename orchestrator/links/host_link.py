@@ -121,7 +121,7 @@ class HostLink(AgentLink):
         self._read_errors()
         earlier, self._reports = self._reports, []
         messages, _ = super().read()
-        if self._read_bytes >= _CREDIT_STEP_BYTES:
+        if self._read_bytes >= _CREDIT_STEP_BYTES and not self._is_behind:
             self.send(Credit(self._read_bytes))
             self._read_bytes = 0
         self._look_at_exit(time.monotonic())
@@ -254,6 +254,14 @@ class HostLink(AgentLink):
 
     # -- heartbeats
 
+    @property
+    def _is_behind(self) -> bool:
+        """Whether earlier messages wait because the host does not read.
+
+        No ping or credit is added to them: a host that asked for more and more would fill the memory, and one that
+        confirmed pings without reading them would never be lost."""
+        return self._stream is not None and self._stream.waiting_bytes > 0
+
     def _take(self, message: FromAgent, messages: list[AgentMessage]) -> None:
         now = time.monotonic()
         if self._lease is None:
@@ -272,7 +280,8 @@ class HostLink(AgentLink):
         if not lease.take(ping, now):
             return
         self.clock = lease.clock
-        self.send(lease.ping(now))
+        if not self._is_behind:
+            self.send(lease.ping(now))
         if self._is_silent:
             self._is_silent = False
             self._reports.append(LinkBack(silent_s))
@@ -285,6 +294,6 @@ class HostLink(AgentLink):
         if unheard_s >= _SILENT_S and not self._is_silent:
             self._is_silent = True
             self._reports.append(LinkSilent(now - lease.confirmed))
-        if now >= self._ping_at:
+        if now >= self._ping_at and not self._is_behind:
             self._ping_at = now + _PING_S
             self.send(lease.ping(now))

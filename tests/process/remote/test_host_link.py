@@ -25,11 +25,11 @@ from host_driving import NoProcess, Shell
 from orchestrator.core.errors import EngineError
 from orchestrator.links.agent_link import AgentMessage, LinkBack, LinkSilent
 from orchestrator.links.bundle import bundle
-from orchestrator.links.host_link import HostLink
+from orchestrator.links.host_link import _CREDIT_STEP_BYTES, HostLink
 from orchestrator.links.opening import Opening
 from orchestrator.links.start_queue import StartQueue
 from worker.wire.codec import encode
-from worker.wire.messages import Hello, Listening, Log, Ping, Stop, decode_order
+from worker.wire.messages import Credit, Hello, Listening, Log, Ping, Stop, decode_order
 
 _MOST_BYTES = 1 << 20
 
@@ -172,6 +172,22 @@ def test_pings_of_the_host_alone_do_not_renew_its_lease(host: Host) -> None:
         if not host.is_open:
             break
     assert not host.is_open
+
+
+def test_answers_to_a_host_that_does_not_read_have_a_limit(host: Host) -> None:
+    """It confirms pings that it has not read. Once it reads again, it gets the credit for all its logs."""
+    (ping,) = host.pings()
+    data = b"x" * (_CREDIT_STEP_BYTES * 2)
+    for number in range(1000):
+        host.end.send(encode(Log("worker:0", 0, data)) + encode(Ping(7.0, ping.mono + number * 1e-9)))
+        assert host.link.read()[1], (number, host.link.lost_reason)
+    assert 0 < host.link._stream.waiting_bytes < 1000  # type: ignore[union-attr]
+    received = host.end.recv(_MOST_BYTES)
+    host.link.read()
+    orders = [decode_order(line) for line in (received + host.end.recv(_MOST_BYTES)).splitlines()]
+    assert sum(each.count for each in orders if isinstance(each, Credit)) == 1000 * len(data)
+    host.turn(5.0)
+    assert host.pings()
 
 
 def test_time_in_which_the_supervisor_was_stopped_does_not_count(host: Host) -> None:
