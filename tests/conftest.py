@@ -57,7 +57,6 @@ _TOGETHER = {
     "tests/e2e/local/examples/test_worker_parameter_server.py": "TensorFlow",
     "tests/e2e/local/examples/test_worker_equal_losses.py": "TensorFlow",
     "tests/e2e/local/examples/test_worker_mesh.py": "TensorFlow",
-    "tests/e2e/local/journeys/test_built_in_program.py": "TensorFlow",
     "tests/e2e/local/journeys/test_scripts.py": "TensorFlow",
     "tests/keras/test_scripts_under_orch.py": "TensorFlow",
     "tests/keras/test_training.py": "TensorFlow",

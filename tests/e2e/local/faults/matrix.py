@@ -198,14 +198,13 @@ OWN_PROCESSES = (
     *rows("`down`", TRAINING, stopped(), FORKED),
 )
 
+CLIENT = "SIGKILL of the client"
 USERS = (
     *rows("Ctrl-C", (JUST_STARTED, *ALL), stopped(130)),
     *rows("Ctrl-C twice; the tasks ignore SIGTERM", TRAINING, stopped(130)),
     *rows("SIGTERM of the client", (JUST_STARTED, TRAINING), stopped()),
     *rows("SIGHUP of the client", FIRST, stopped()),
-    *rows(
-        "SIGKILL of the client; --grace 1s", (BEFORE_SPAWN, IMPORTING, *TEARDOWN), stopped(), gate=TRAINING
-    ),
+    *rows(f"{CLIENT}; --grace 1s", (BEFORE_SPAWN, IMPORTING, *TEARDOWN), stopped(), gate=TRAINING),
     *rows("SIGSTOP of the client, a worker dies, SIGCONT of the client", TRAINING, failed(137)),
     *rows("SIGSTOP of the supervisor, SIGKILL of the client, SIGCONT of the supervisor", TRAINING, stopped()),
     *rows("`down`", (JUST_STARTED, *ALL), stopped(), gate=JUST_STARTED),
@@ -221,13 +220,8 @@ USERS = (
 
 AGAIN = "; --on-failure restart"
 RESTARTS = (
-    *rows(
-        f"SIGKILL of a worker{AGAIN}",
-        (TRAINING, CHECKPOINTING, FINISHING),
-        succeeded(2),
-        gate=TRAINING,
-        check=_is_in_the_history,
-    ),
+    *rows(f"SIGKILL of a worker{AGAIN}", TRAINING, succeeded(2), gate=TRAINING, check=_is_in_the_history),
+    *rows(f"SIGKILL of a worker{AGAIN}", (CHECKPOINTING, FINISHING), succeeded(2), check=_is_in_the_history),
     *rows(f"SIGKILL of a worker{AGAIN}", (IMPORTING, RENDEZVOUS), failed(137)),
     *rows(f"SIGKILL of the chief{AGAIN}", LATER, succeeded(2), check=_is_in_the_history),
     *rows(f"SIGTERM of a worker{AGAIN}", EARLY, succeeded(2)),
@@ -265,6 +259,7 @@ BETWEEN_ATTEMPTS = tuple(
 # Longer than a busy machine needs to reach the moment.
 STALL = "--stall-timeout 4s"
 CHAOS = "--chaos kill worker:0 at step 8"
+STOP_IS_OVER = "a planned stop is over; --chaos stop"
 LIMITS = (
     *rows(f"SIGSTOP of a worker; the worker prints, {STALL}", TRAINING, STOPPED_ITSELF, gate=TRAINING),
     *rows(f"SIGSTOP of a worker; the worker prints, {STALL}, --on-failure restart", TRAINING, succeeded(2)),
@@ -275,7 +270,7 @@ LIMITS = (
     *rows("`kill` of a worker", LATER, failed(137)),
     *rows(f"--chaos; {CHAOS}", TRAINING, PEER_KILLED, gate=TRAINING, check=_fault_is_reported),
     *rows(f"--chaos; {CHAOS}, --on-failure restart", TRAINING, succeeded(2), check=_fault_is_reported),
-    *rows("a planned stop is over; --chaos stop worker:0 at step 8 for 300ms", TRAINING, succeeded()),
+    *rows(f"{STOP_IS_OVER} worker:0 at step 8 for 300ms", TRAINING, succeeded()),
 )
 
 PRIVATE = "--network private"
@@ -355,9 +350,7 @@ TENSORFLOW_CELLS = (
     *rows(f"SIGSTOP of a worker; {STALL}", TRAINING, STOPPED_ITSELF, TENSORFLOW, or_ends=(PEER_LOST_IT,)),
     *rows("a worker never joins; --start-timeout 3s", RENDEZVOUS, STOPPED_ITSELF, TENSORFLOW),
     *rows(f"SIGKILL of a worker{AGAIN}", CHECKPOINTING, succeeded(2), TENSORFLOW),
-    *rows(
-        "a planned stop is over; --chaos stop worker:1 at step 20 for 3s", TRAINING, succeeded(), TENSORFLOW
-    ),
+    *rows(f"{STOP_IS_OVER} worker:1 at step 20 for 3s", TRAINING, succeeded(), TENSORFLOW),
     *rows("--chaos; --chaos kill worker:1 at step 20", TRAINING, failed(137), TENSORFLOW),
 )
 

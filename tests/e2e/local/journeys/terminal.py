@@ -98,6 +98,10 @@ class Terminal:
         except AssertionError:
             raise AssertionError(f"{text!r} is not on the screen:\n" + "\n".join(self.shown)) from None
 
+    def type_for(self, text: str, shown: str) -> None:
+        self.type(text)
+        self.until_shown(shown)
+
     def until_lines(self, is_so: Callable[[list[str]], bool]) -> None:
         """Wait until `is_so` holds for the screen's lines, which may be painted in parts."""
 

@@ -9,7 +9,6 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dap_client import DapClient
@@ -59,10 +58,8 @@ def ports_of(up: Started, count: int, timeout_s: float = PATIENCE_S) -> dict[str
 
     def found() -> dict[str, int] | None:
         assert not up.ended, up.out + up.err
-        known: dict[str, Any] = {task: json.loads(text) for task, text in _NOTICE.findall(up.err)}
-        return (
-            {task: each["connect"]["port"] for task, each in known.items()} if len(known) == count else None
-        )
+        known = {task: json.loads(text)["connect"]["port"] for task, text in _NOTICE.findall(up.err)}
+        return known if len(known) == count else None
 
     return until(found, timeout_s)
 

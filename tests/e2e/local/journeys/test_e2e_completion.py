@@ -94,11 +94,9 @@ def test_names_written_by_others_are_not_evaluated_by_the_shell(
     argv, prepared = _SHELLS[shell]
     env = {"PATH": f"{ORCH.parent}:/usr/bin:/bin", "HOME": str(orch.directory), "TERM": "dumb"}
     term = terminal(orch, argv=argv, env=env)
-    term.type(f"{prepared}. ./completion; echo 'rea''dy'\n")
-    term.until_shown("ready")
+    term.type_for(f"{prepared}. ./completion; echo 'rea''dy'\n", "ready")
     # zsh does not complete while it has more input.
-    term.type("orch logs \t\t")
-    term.until_shown("alpha")
+    term.type_for("orch logs \t\t", "alpha")
     term.type("\x15exit\n")
     term.finish()
     assert not (orch.directory / "pwned").exists()

@@ -40,6 +40,24 @@ if os.environ["ORCH_TASK"] == "worker:1":
     load_data()
 threading.Event().wait()
 """
+# worker:0 saves after SIGTERM, as PreemptionCheckpointHandler does. worker:1 sets no handler, worker:2 ignores it.
+_NOTICED = """
+import os, pathlib, signal, sys, time
+
+def save(*_):
+    pathlib.Path("saved").touch()
+    sys.exit(42)
+
+task = os.environ["ORCH_TASK"]
+if task != "worker:1":
+    signal.signal(signal.SIGTERM, save if task == "worker:0" else signal.SIG_IGN)
+try:
+    print("up")
+    while True:
+        time.sleep(0.05)
+finally:
+    print("cleaned up")
+"""
 
 
 def test_run_under_nohup_ignores_sighup(orch: Orch) -> None:
@@ -261,6 +279,40 @@ def test_stacks_recorded_by_a_limit_are_shown(orch: Orch) -> None:
     path.write_text(path.read_text().replace(recorded["worker:1"]["file"], str(secret)))
     whole = orch("stacks", "--full", "1").out
     assert "in load_data" in whole and "hunter2" not in whole
+
+
+# -- preemption notices: tasks are asked to save their state, and the run ends with exit code 42
+
+
+def test_notice_lets_tasks_save_clean_up_and_kills_those_that_ignore_it(orch: Orch) -> None:
+    command = orch.start("up", "-n", "3", "--on-failure", "restart", "--", orch.script("tasks.py", _NOTICED))
+    command.until_out("| up", 3)
+    done = orch("notice", "--in", "3s")
+    assert done.code == 0 and "within 3s" in done.err, done.err
+    ended = command.finish()
+    assert ended.code == 42, ended.err
+    assert (orch.directory / "saved").exists() and "worker:1 | cleaned up" in ended.out
+    assert ended.err.splitlines()[-1] == (
+        "orch: its machines go in 3s (`orch notice`); 1 of 3 tasks said that the state is saved (exit 42)"
+    )
+    result = orch.result()
+    assert (result["outcome"], result["cause"]["kind"], result["attempts"]) == ("stopped", "notice", 1)
+    assert [(task["exit_code"], task["signal"]) for task in result["tasks"]] == [
+        *((42, None), (143, None)),
+        (None, signal.SIGKILL),
+    ]
+    assert orch("notice").code == 3
+
+
+def test_sigusr2_is_a_notice(orch: Orch) -> None:
+    script = orch.script("tasks.py", _NOTICED)
+    for who in ("orch up", "supervisor"):
+        command = orch.start("up", "--notice", "5m", "--", script)
+        command.until_out("up")
+        os.kill(command.process.pid if who == "orch up" else orch.supervisor() or 0, signal.SIGUSR2)
+        ended = command.finish()
+        assert ended.code == 42, ended.err
+        assert "its machines go in 5m (SIGUSR2)" in ended.err, who
 
 
 # -- requests that start no run

@@ -93,19 +93,15 @@ def test_session_in_a_task(orch: Orch, terminal: OpenTerminal, start: str) -> No
     words = ("-n", "2", "--interactive", "worker:0", *START[start], "--", script)
     term = terminal(orch, "up", *words, columns=87, erase=b"#")
 
-    def type_for(text: str, shown: str) -> None:
-        term.type(text)
-        term.until_shown(shown)
-
     def count(text: str) -> int:
         return sum(text in line for line in term.everything)
 
     term.until_shown("size 87 True True True b'#'")
     term.resize(93, 24)
-    type_for("a\r", "got a 93")
+    term.type_for("a\r", "got a 93")
     until(lambda: "beside" in _log(orch, "worker-1"))
-    type_for("sleep\r", "got sleep")
-    type_for("\x03", "interrupted")
+    term.type_for("sleep\r", "got sleep")
+    term.type_for("\x03", "interrupted")
     assert count("beside") == 0
 
     term.type("\x1d")
@@ -113,11 +109,11 @@ def test_session_in_a_task(orch: Orch, terminal: OpenTerminal, start: str) -> No
     term.until_shown("worker:1 | beside")
     term.type("i")
     term.until_lines(lambda _: count("this terminal is in worker:0") == 2)
-    type_for("two\r", "got two")
+    term.type_for("two\r", "got two")
 
-    type_for("debug\r", "(Pdb)")
+    term.type_for("debug\r", "(Pdb)")
     assert orch.status()["run"]["debugged"] == ["worker:0"]
-    type_for("p x * 1111\r", "5555")
+    term.type_for("p x * 1111\r", "5555")
     term.type("c\r")
     assert term.finish() == 0
     assert term.modes == term.modes_before
@@ -135,8 +131,7 @@ def test_keys_for_a_task_that_does_not_read(terminal: OpenTerminal, orch: Orch) 
     term.until_shown("busy")
     for _ in range(300):
         term.type("x" * 1000)
-    term.type("\x1d")
-    term.until_shown("left worker:0")
+    term.type_for("\x1d", "left worker:0")
     term.type("\x03")
     assert term.finish() == 130
 
@@ -178,8 +173,7 @@ def test_pdb_opens_after_a_failure_and_before_the_teardown(
     term = terminal(orch, "up", "-n", "2", "--pdb", *START[start], "--", divides)
     term.until_shown("(Pdb)")
     assert any("ZeroDivisionError: division by zero" in line for line in term.everything)
-    term.type("p secret\r")
-    term.until_shown("42")
+    term.type_for("p secret\r", "42")
     status = orch.status()
     assert [task["state"] for task in status["tasks"]] == ["running", "running"]
     assert status["run"]["debugged"] == ["worker:1"]
@@ -198,10 +192,8 @@ def test_pdb_opens_for_one_of_several_failures(terminal: OpenTerminal, orch: Orc
     divides = orch.script("divides.py", _DIVIDES)
     term = terminal(orch, "up", "-n", "2", "--pdb", "-e", "BOTH=1", "-e", "HOOK=1", "--", divides)
     term.until_shown("(Pdb)")
-    term.type("p secret\r")
-    term.until_shown("42")
-    term.type("\x1d")
-    term.until_shown("left worker:")
+    term.type_for("p secret\r", "42")
+    term.type_for("\x1d", "left worker:")
     term.until_shown("| own hook ZeroDivisionError")
     term.type("\x03")
     assert term.finish() == 130

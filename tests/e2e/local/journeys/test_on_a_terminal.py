@@ -132,8 +132,7 @@ def test_ctrl_c_stops_then_kills(orch: Orch, terminal: OpenTerminal) -> None:
     term.until_shown("worker:0 | here")
     (pid,) = orch.pids()
     term.resize(70, 8)
-    term.type("\x03")
-    term.until_shown("Ctrl-C again to kill")
+    term.type_for("\x03", "Ctrl-C again to kill")
     assert lives(pid)
     term.type("\x03")
     assert term.finish() == 130
@@ -153,18 +152,15 @@ def test_keys_show_the_keys_one_task_and_stacks(orch: Orch, terminal: OpenTermin
     term = terminal(orch, "up", "-n", "2", "--all-lines", "--", script, "3", columns=140)
     for shown in ("worker:0 | line 2", "worker:1 | line 2", "? for keys"):
         term.until_shown(shown)
-    term.type("?")
-    term.until_shown("orch: d leaves, and the run continues; f shows one task or all; s shows the stacks")
+    term.type_for("?", "orch: d leaves, and the run continues; f shows one task or all; s shows the stacks")
     for number, task in enumerate(("worker:0", "worker:1", None), 1):
-        term.type("f")
-        term.until_shown(f"showing {task} only" if task else "showing all tasks")
+        term.type_for("f", f"showing {task} only" if task else "showing all tasks")
         _say(orch, str(number))
         for each in [task] if task else ["worker:0", "worker:1"]:
             term.until_shown(f"{each} | {number} of {each}")
     alone = [line for line in term.everything if line.startswith("worker:") and " of " in line]
     assert sorted(alone) == [f"worker:{w} | {n} of worker:{w}" for w, n in ((0, 1), (0, 3), (1, 2), (1, 3))]
-    term.type("s")
-    term.until_shown("wait_for_words")
+    term.type_for("s", "wait_for_words")
     term.type("\x03")
     assert term.finish() == 130 and _is_restored(term)
 
@@ -210,37 +206,33 @@ def test_job_control_of_a_shell(orch: Orch, terminal: OpenTerminal) -> None:
     also if it was started there."""
     term = terminal(orch, argv=_BASH, env={"PS1": "prompt> "}, columns=200)
 
-    def type_for(text: str, shown: str) -> None:
-        term.type(text)
-        term.until_shown(shown)
-
     def check_echo() -> None:
-        type_for("clear; stty -a\n", " echo ")
+        term.type_for("clear; stty -a\n", " echo ")
 
     term.until_shown("prompt>")
-    type_for(f"'{ORCH}' up -- {orch.script('talks.py', _TALKS)} 3\n", "? for keys")
-    type_for("\x1a", "Stopped")
+    term.type_for(f"'{ORCH}' up -- {orch.script('talks.py', _TALKS)} 3\n", "? for keys")
+    term.type_for("\x1a", "Stopped")
     check_echo()
-    type_for("clear; fg\n", "? for keys")
-    type_for("d", "it keeps running")
+    term.type_for("clear; fg\n", "? for keys")
+    term.type_for("d", "it keeps running")
     check_echo()
 
     leave = "q leaves, the run continues"
     left = f"left {orch.run_dir().name}"
-    type_for(f"clear; '{ORCH}' attach\n", leave)
-    type_for("\x1a", "Stopped")
-    type_for("bg\n", "attach &")
+    term.type_for(f"clear; '{ORCH}' attach\n", leave)
+    term.type_for("\x1a", "Stopped")
+    term.type_for("bg\n", "attach &")
     _say(orch, "first")
     term.until_shown("worker:0 | first")
     painted = len(term.raw)
-    type_for("clear\necho the-shell-is-$((40 + 2))\n", "the-shell-is-42")
+    term.type_for("clear\necho the-shell-is-$((40 + 2))\n", "the-shell-is-42")
     assert b"TASK" not in term.raw[painted:]
-    type_for("fg\n", leave)
-    type_for("q", left)
+    term.type_for("fg\n", leave)
+    term.type_for("q", left)
 
-    type_for(f"clear; '{ORCH}' attach &\n", "worker:0 | first")
-    type_for("fg\n", leave)
-    type_for("q", left)
+    term.type_for(f"clear; '{ORCH}' attach &\n", "worker:0 | first")
+    term.type_for("fg\n", leave)
+    term.type_for("q", left)
     check_echo()
     assert orch.status()["run"]["state"] == "running"
 
@@ -292,5 +284,4 @@ def test_suspended_view_gives_the_terminal_back(live: Orch, terminal: OpenTermin
     """Also if the shell does not restore the modes itself."""
     term = terminal(live, argv=[sys.executable, "-c", _SHELL, str(ORCH), "attach"])
     term.until_shown("? for keys")
-    term.type("\x1a")
-    term.until_shown("stopped, modes kept: False")
+    term.type_for("\x1a", "stopped, modes kept: False")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -33,18 +35,9 @@ while not pathlib.Path("go").exists():
 """
 
 
-def serving(orch: Orch) -> str | None:
+def serving(orch: Orch) -> Any:
     """The address in the status document."""
-    if orch.supervisor() is None:
-        return None
-    url = orch.status()["run"]["tensorboard"]
-    assert url is None or isinstance(url, str)
-    return url
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    return orch.supervisor() and orch.status()["run"]["tensorboard"]
 
 
 def test_tensorboard_is_served_during_run_and_is_not_a_task(orch: Orch) -> None:
@@ -69,7 +62,8 @@ def test_tensorboard_is_served_during_run_and_is_not_a_task(orch: Orch) -> None:
         assert list(tf_config["cluster"]) == ["worker"]
     assert serving(orch) is None
     # Another program may have taken the port for a moment.
-    until(lambda: not is_open(port))
+    with socket.socket() as probe:
+        until(lambda: probe.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED)
 
 
 def test_end_of_tensorboard_does_not_fail_run(orch: Orch) -> None:
@@ -97,13 +91,14 @@ def test_tensorboard_that_is_missing_or_in_a_private_network_is_noted(tmp_path: 
     without = tmp_path / "python"
     without.write_text("#!/bin/sh\nexit 1\n")
     without.chmod(0o700)
-    command = Command(
-        kind=CommandKind.SCRIPT,
-        words=("train.py",),
-        argv=(str(without), "train.py"),
-        serves=True,
-        interpreter=(str(without),),
-    )
+    own = (str(without),)
+    facts = {
+        "kind": CommandKind.SCRIPT,
+        "words": ("train.py",),
+        "argv": (*own, "train.py"),
+        "interpreter": own,
+    }
+    command = Command.model_validate({"serves": True, **facts})
     none = find_tensorboard([command], lambda python: installed_for(python, {}), own=None)
     assert none == TensorBoard() and not none.serves(NetworkOption.HOST)
     assert "pip install tensorboard" in (none.note(NetworkOption.HOST) or "")

@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +115,15 @@ def test_assert_succeeded(failed: Run, wrote: Run) -> None:
 def test_assert_failed_first(failed: Run, wrote: Run) -> None:
     first = assert_failed_first(failed, "worker:1", exit_code=1, exception="of its own")
     assert (first.task, first.exit_code) == ("worker:1", 1)
-    rows: list[tuple[str, dict[str, Any]]] = [
-        ("worker:1 was the first to fail, not worker:0: exit 1, ValueError", {"task": "worker:0"}),
-        ("with exit code 1 instead of 3", {"task": "worker:1", "exit_code": 3}),
-        ("with signal None instead of 9", {"task": "worker:1", "signal": signal.SIGKILL}),
-        ("not 'KeyError'", {"task": "worker:1", "exception": "KeyError"}),
-    ]
-    for message, options in rows:
-        refuses(lambda options=options: assert_failed_first(failed, **options), message, str(failed.dir))  # type: ignore[misc]
+    rows: dict[str, Any] = {
+        "worker:1 was the first to fail, not worker:0: exit 1, ValueError": {"task": "worker:0"},
+        "with exit code 1 instead of 3": {"exit_code": 3},
+        "with signal None instead of 9": {"signal": signal.SIGKILL},
+        "not 'KeyError'": {"exception": "KeyError"},
+    }
+    for message, options in rows.items():
+        wrong = partial(assert_failed_first, failed, **{"task": "worker:1", **options})
+        refuses(wrong, message, str(failed.dir))
     refuses(lambda: assert_failed_first(wrote, "worker:1"), f"no task of {wrote.id} failed: it succeeded")
     with pytest.raises(UsageError):
         assert_failed_first(failed, "unknown")
@@ -149,11 +151,8 @@ def test_assert_chief_checkpoint(failed: Run, wrote: Run) -> None:
     found = ("ckpt-2: ckpt-2.data-00000-of-00001 is cut off: 10 of 100 bytes", "ckpt-1: whole")
     fewer = "the chief (worker:0) wrote 2 of 3 whole checkpoints into"
     refuses(lambda: assert_chief_checkpoint(wrote, at_least=3), fewer, *found)
-    refuses(
-        lambda: assert_chief_checkpoint(wrote, number=2),
-        "wrote no whole checkpoint of number 2 into",
-        *found,
-    )
+    missing = "wrote no whole checkpoint of number 2 into"
+    refuses(lambda: assert_chief_checkpoint(wrote, number=2), missing, *found)
     nothing = ("wrote no whole checkpoint into", "there is none at all", "ValueError: of its own")
     refuses(lambda: assert_chief_checkpoint(failed), *nothing)
 

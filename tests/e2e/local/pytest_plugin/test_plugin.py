@@ -26,7 +26,6 @@ TESTS = '''
 import json
 import os
 import pytest
-from orchestrator import UsageError
 from orchestrator.testing import assert_succeeded
 # worker:1 fails only after the other task has printed its line.
 FAILS = ["sh", "-c", """
@@ -64,14 +63,6 @@ def test_after_it(tmp_path):
 def test_time_limit(orch_preloaded):
     limits = [orch_preloaded(command=["true"], **given) for given in ({}, {"timeout": "7m"}, {"timeout": None})]
     assert [run.view.record.spec["timeout_s"] for run in limits] == [240, 420, None]
-
-def test_depth(orch_cluster, orch_preloaded, monkeypatch):
-    assert orch_preloaded.run(os.getenv, ["ORCH_DEPTH"]) == ["1"]
-    monkeypatch.setenv("ORCH_DEPTH", "3")
-    with pytest.raises(UsageError, match="ORCH_DEPTH is 3"):
-        orch_cluster.run(os.getenv, ["ORCH_DEPTH"])
-    with pytest.raises(UsageError, match="ORCH_DEPTH is 3"):
-        orch_cluster(command=["true"])
 
 # -- live runs are stopped at the end of their test; its other fixtures may still use them in their teardown
 
@@ -120,10 +111,6 @@ def test_values(clusters, tmp_path):
     (zero, place), (two, _) = clusters.run(lambda: (offset(10), os.environ["ORCH_RUN_DIR"]), workers=2)
     assert (zero, two) == (10, 12) and place.startswith(str(tmp_path / "orch"))
 
-def test_exception(orch_preloaded):
-    with pytest.raises(ValueError, match="in the task"):
-        orch_preloaded.run(int, ("in the task",), workers=2)
-
 def test_fails_by_an_assertion(orch_preloaded):
     def compares():
         print("from", os.environ["ORCH_TASK"])
@@ -155,9 +142,6 @@ def test_broken(broken):
 def test_fails_for_a_long_reason(orch_preloaded):
     words = "the data set has 1797 examples, which 4 workers with 512 examples each cannot share"
     assert_succeeded(orch_preloaded(command=["python3", "-c", f"raise ValueError('{words}')"]))
-
-def test_fails_by_an_option(orch_cluster):
-    orch_cluster(worker=2)
 
 def test_fails_by_a_command(orch_preloaded):
     orch_preloaded(command=["no-such-command"])
@@ -277,7 +261,6 @@ REPORTS = {
         r"- orch run ",
         r"worker:0 \| from worker:0",
     ),
-    "test_fails_by_an_option": (r"UsageError: unknown option",),
     "test_fails_by_a_command": (r"UsageError: .*no-such-command",),
 }
 

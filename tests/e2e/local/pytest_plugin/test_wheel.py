@@ -17,18 +17,13 @@ ROOT = Path(__file__).resolve().parents[4]
 EXAMPLE = ROOT / "examples/integration"
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "orchestrator", "worker")
 TESTS = 5
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def run(*words: str | Path, cwd: Path) -> str:
     """Return the output; AssertionError with the output if the command fails."""
-    done = subprocess.run(
-        [str(word) for word in words],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run([*map(str, words)], cwd=cwd, text=True, check=False, **pipes)  # type: ignore[call-overload]
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -53,8 +48,6 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("words", [("-p", "no:xdist"), ("-n", "4")], ids=["serially", "four-at-once"])
 def test_integration_example_passes_with_wheel(python: Path, words: tuple[str, ...], tmp_path: Path) -> None:
     project = tmp_path / "project"
@@ -66,8 +59,6 @@ def test_integration_example_passes_with_wheel(python: Path, words: tuple[str, .
     assert not list(Path(os.environ["XDG_STATE_HOME"]).glob("*"))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_wheel_has_the_files_of_the_page(python: Path, tmp_path: Path) -> None:
     program = """
 from orchestrator.client.page import assets

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from orch_command import Orch
 from trained_state import ABSOLUTE, RELATIVE, assert_same_training
+from waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -119,3 +120,23 @@ def test_killed_custom_loop_ends_like_an_undisturbed_one(orch: Orch, how: str, s
     for rank in range(2):
         whole[rank].pop("start")
         assert_equal(killed[rank], whole[rank])
+
+
+def test_training_is_saved_after_a_notice_and_continues(orch: Orch) -> None:
+    shutil.copy(SCRIPTS / "loop_script.py", orch.directory)
+    words = ("up", "-n", "2", "--checkpoint-dir", "kept", "--", "loop_script.py", "preemption", "waits")
+    command = orch.start(*words)
+    until(lambda: orch.run_dirs() and any(each["step"] for each in reported(orch)), LONGEST_S)
+    assert orch("notice", "--in", "2m").code == 0
+    ended = command.finish(LONGEST_S)
+    assert ended.code == 42, ended.out + ended.err
+    assert "2 of 2 tasks said that the state is saved" in ended.err
+    (orch.directory / "kept/go").touch()
+    again = orch(*words, timeout_s=LONGEST_S)
+    assert again.code == 0, again.out + again.err
+    assert max(each["start_step"] or 0 for each in reported(orch)) > 0
+
+
+def reported(orch: Orch) -> list[dict[str, Any]]:
+    """The reported progress of the newest run."""
+    return [event["progress"] for event in orch.events("task_progressed", orch.run_dirs()[-1])]

@@ -5,7 +5,7 @@ directory for temporary files). EPOCHS and STEPS make it shorter.
 """
 
 # The style is that of the documentation.
-# ruff: noqa: PTH118, PTH119, PTH120, B905
+# ruff: noqa: PTH118, B905
 
 import json
 import os
@@ -21,28 +21,6 @@ global_batch_size = per_worker_batch_size * num_workers
 
 num_epochs = int(os.environ.get("EPOCHS", "3"))
 num_steps_per_epoch = int(os.environ.get("STEPS", "70"))
-
-
-def _is_chief(task_type, task_id, cluster_spec):
-    return (
-        task_type is None
-        or task_type == "chief"
-        or (task_type == "worker" and task_id == 0 and "chief" not in cluster_spec.as_dict())
-    )
-
-
-def _get_temp_dir(dirpath, task_id):
-    temp_dir = os.path.join(dirpath, "workertemp_" + str(task_id))
-    tf.io.gfile.makedirs(temp_dir)
-    return temp_dir
-
-
-def write_filepath(filepath, task_type, task_id, cluster_spec):
-    dirpath = os.path.dirname(filepath)
-    if not _is_chief(task_type, task_id, cluster_spec):
-        dirpath = _get_temp_dir(dirpath, task_id)
-    return os.path.join(dirpath, os.path.basename(filepath))
-
 
 checkpoint_dir = os.path.join(os.environ.get("OUTPUT") or util.get_temp_dir(), "ckpt")
 
@@ -84,7 +62,7 @@ task_id = strategy.cluster_resolver.task_id
 cluster_spec = strategy.cluster_resolver.cluster_spec()
 
 checkpoint = tf.train.Checkpoint(model=multi_worker_model, epoch=epoch, step_in_epoch=step_in_epoch)
-write_checkpoint_dir = write_filepath(checkpoint_dir, task_type, task_id, cluster_spec)
+write_checkpoint_dir = mnist_setup.write_filepath(checkpoint_dir, task_type, task_id, cluster_spec)
 checkpoint_manager = tf.train.CheckpointManager(checkpoint, directory=write_checkpoint_dir, max_to_keep=1)
 
 latest_checkpoint = tf.train.latest_checkpoint(checkpoint_dir)
@@ -107,7 +85,7 @@ while epoch.numpy() < num_epochs:
 
     # Every worker saves between epochs; only the chief's files are kept.
     checkpoint_manager.save()
-    if not _is_chief(task_type, task_id, cluster_spec):
+    if not mnist_setup.is_chief(task_type, task_id, cluster_spec):
         tf.io.gfile.rmtree(write_checkpoint_dir)
 
     epoch.assign_add(1)

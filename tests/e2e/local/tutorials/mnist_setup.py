@@ -1,8 +1,11 @@
-"""Data and model of the TensorFlow documentation's tutorials on several workers, as in their `mnist_setup.py`.
+"""Data, model and files of the TensorFlow documentation's tutorials on several workers, as in their `mnist_setup.py`.
 
 Instead of a download the digits come from the .npz file that DIGITS names (`images` n x 8 x 8 of 0..16, `labels`).
 With the same SEED two runs have the same random numbers.
 """
+
+# The style is that of the documentation.
+# ruff: noqa: PTH118, PTH119, PTH120
 
 import os
 
@@ -35,14 +38,12 @@ def dataset_fn(global_batch_size, input_context):
 
 
 def build_cnn_model():
+    layers = tf.keras.layers
     return tf.keras.Sequential(
         [
-            tf.keras.Input(shape=(8, 8)),
-            tf.keras.layers.Reshape(target_shape=(8, 8, 1)),
-            tf.keras.layers.Conv2D(32, 3, activation="relu"),
-            tf.keras.layers.Flatten(),
-            tf.keras.layers.Dense(128, activation="relu"),
-            tf.keras.layers.Dense(10),
+            *(tf.keras.Input(shape=(8, 8)), layers.Reshape(target_shape=(8, 8, 1))),
+            *(layers.Conv2D(32, 3, activation="relu"), layers.Flatten()),
+            *(layers.Dense(128, activation="relu"), layers.Dense(10)),
         ]
     )
 
@@ -55,3 +56,20 @@ def build_and_compile_cnn_model():
         metrics=["accuracy"],
     )
     return model
+
+
+def is_chief(task_type, task_id, cluster_spec):
+    return (
+        task_type is None
+        or task_type == "chief"
+        or (task_type == "worker" and task_id == 0 and "chief" not in cluster_spec.as_dict())
+    )
+
+
+def write_filepath(filepath, task_type, task_id, cluster_spec):
+    """The place for the chief's file; other workers have to write, too, and get one that they remove."""
+    if is_chief(task_type, task_id, cluster_spec):
+        return filepath
+    temp_dir = os.path.join(os.path.dirname(filepath), f"workertemp_{task_id}")
+    tf.io.gfile.makedirs(temp_dir)
+    return os.path.join(temp_dir, os.path.basename(filepath))

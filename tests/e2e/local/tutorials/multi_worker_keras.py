@@ -4,7 +4,7 @@ The launcher sets TF_CONFIG. Files are written below OUTPUT (by default here). E
 """
 
 # The style is that of the documentation.
-# ruff: noqa: PTH118, PTH119, PTH120
+# ruff: noqa: PTH118, PTH120
 
 import json
 import os
@@ -31,58 +31,33 @@ with strategy.scope():
     multi_worker_model = mnist_setup.build_and_compile_cnn_model()
 
 # Fault tolerance: every worker saves its state in its own directory.
-callbacks = [
-    tf.keras.callbacks.BackupAndRestore(
-        backup_dir=os.path.join(output, f"backup-{tf_config['task']['index']}")
-    )
-]
+backup_dir = os.path.join(output, f"backup-{tf_config['task']['index']}")
+callbacks = [tf.keras.callbacks.BackupAndRestore(backup_dir=backup_dir)]
 history = multi_worker_model.fit(
     multi_worker_dataset, epochs=epochs, steps_per_epoch=steps_per_epoch, callbacks=callbacks
 )
 
-
 # Saving: all workers take part, and only the chief's files are kept.
-def _is_chief(task_type, task_id, cluster_spec):
-    return (
-        task_type is None
-        or task_type == "chief"
-        or (task_type == "worker" and task_id == 0 and "chief" not in cluster_spec.as_dict())
-    )
-
-
-def _get_temp_dir(dirpath, task_id):
-    temp_dir = os.path.join(dirpath, f"workertemp_{task_id}")
-    tf.io.gfile.makedirs(temp_dir)
-    return temp_dir
-
-
-def write_filepath(filepath, task_type, task_id, cluster_spec):
-    dirpath = os.path.dirname(filepath)
-    if not _is_chief(task_type, task_id, cluster_spec):
-        dirpath = _get_temp_dir(dirpath, task_id)
-    return os.path.join(dirpath, os.path.basename(filepath))
-
-
 task_type = strategy.cluster_resolver.task_type
 task_id = strategy.cluster_resolver.task_id
 cluster_spec = strategy.cluster_resolver.cluster_spec()
 
 model_path = os.path.join(output, "keras-model.keras")
-write_model_path = write_filepath(model_path, task_type, task_id, cluster_spec)
+write_model_path = mnist_setup.write_filepath(model_path, task_type, task_id, cluster_spec)
 multi_worker_model.save(write_model_path)
-if not _is_chief(task_type, task_id, cluster_spec):
+if not mnist_setup.is_chief(task_type, task_id, cluster_spec):
     tf.io.gfile.rmtree(os.path.dirname(write_model_path))
 
 # The same with a checkpoint.
 checkpoint_dir = os.path.join(output, "ckpt")
 checkpoint = tf.train.Checkpoint(model=multi_worker_model)
-write_checkpoint_dir = write_filepath(checkpoint_dir, task_type, task_id, cluster_spec)
+write_checkpoint_dir = mnist_setup.write_filepath(checkpoint_dir, task_type, task_id, cluster_spec)
 checkpoint_manager = tf.train.CheckpointManager(checkpoint, directory=write_checkpoint_dir, max_to_keep=1)
 checkpoint_manager.save()
-if not _is_chief(task_type, task_id, cluster_spec):
+if not mnist_setup.is_chief(task_type, task_id, cluster_spec):
     tf.io.gfile.rmtree(write_checkpoint_dir)
 
-if _is_chief(task_type, task_id, cluster_spec):
+if mnist_setup.is_chief(task_type, task_id, cluster_spec):
     loaded_model = tf.keras.models.load_model(model_path)
     loaded_model.fit(mnist_setup.mnist_dataset(64), epochs=1, steps_per_epoch=2, verbose=0)
     checkpoint.restore(tf.train.latest_checkpoint(checkpoint_dir))
