@@ -1,1 +1,1 @@
-"""The tasks' side: the agent that owns them and the built-in training program; never imports orchestrator."""
+"""The tasks' side: the agent that owns them, what is in them, and the examples; never imports orchestrator."""

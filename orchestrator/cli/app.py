@@ -52,6 +52,7 @@ class _Orch(VerbGroup):
             "export.export",
             "Render the job for Slurm or Kubernetes, and start nothing.",
         ),
+        LazyVerb("example", "example.example", "List the example scripts, or write one to edit."),
         LazyVerb("attach", "attach.attach", "Watch a live run; q or Ctrl-C leaves, and the run continues."),
         LazyVerb("prune", "prune.prune", "Remove ended runs by age, count or size."),
         LazyVerb("warm", "warm.warm", "List or end the processes that wait for the next run."),

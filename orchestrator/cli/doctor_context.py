@@ -112,7 +112,7 @@ def _may_start(words: Sequence[str], environ: Mapping[str, str], python: str) ->
 
 def _python_of(spec: JobSpec, place: CommandPlace) -> Interpreter:
     """The Python that runs the tasks; for another program the one that would run a script."""
-    python = (sys.executable,) if spec.command.kind is CommandKind.BUILTIN else spec.command.interpreter
+    python = spec.command.interpreter
     if not python:
         python = resolve_command(_ANY_SCRIPT, place).argv[:1]
     if not place.asks(python[0]):

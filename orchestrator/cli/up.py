@@ -36,7 +36,12 @@ def up(context: typer.Context, command: Words = None, **given: Any) -> int:
     if given["dry_run"]:
         return _show_plan(flags, screen)
     if _asks_for_help(command):
-        return subprocess.call([sys.executable, "-P", "-m", "worker", "--help"])
+        from orchestrator.request.command.examples import example_of, examples_directory
+
+        script = example_of(None, None)
+        return subprocess.call(
+            [sys.executable, examples_directory() / script, "--help"], stderr=subprocess.DEVNULL
+        )
     early = supervisor_of_up()
     with early or nullcontext():
         from orchestrator.cli.up_run import run_up
@@ -64,7 +69,7 @@ def flags_of(command: list[str] | None, given: Mapping[str, Any], screen: Screen
 
 
 def _asks_for_help(command: list[str] | None) -> bool:
-    """`orch up -- --help` shows the help of the built-in program once, not in every worker."""
+    """`orch up -- --help` shows the help of the example once, not in every worker."""
     if command is None or command[:1] not in (["-h"], ["--help"]):
         return False
     from orchestrator.request.settings.toml_file import read_toml

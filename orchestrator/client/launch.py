@@ -53,7 +53,7 @@ class Cluster:
     """A run for the duration of a `with` block. Leaving the block stops the run if it is still live.
 
     The keywords are the options of `orch up` in snake case; values are typed or text (`timeout="5m"`). `command` is the
-    words after `--`, or text as in orch.toml; without it the built-in program runs. The file of
+    words after `--`, or text as in orch.toml; without it an example of orch runs. The file of
     settings and ORCH_* apply as they do on the command line. `stream`: show the lines of all tasks in sys.stdout while
     the run is live, such as below the cell of a notebook.
     A process forked inside the block may leave it without effect: the run belongs to its parent and continues.

@@ -102,4 +102,4 @@ def command_text(spec: Mapping[str, object]) -> str:
     if not isinstance(command, Mapping) or not isinstance(words, list):
         return ""
     text = shlex.join(str(word) for word in words)
-    return f"built-in program {text}".rstrip() if command.get("kind") == "builtin" else text
+    return f"example {text}".rstrip() if command.get("kind") == "example" else text

@@ -203,12 +203,6 @@ def tensorflow_version() -> str | None:
     return None
 
 
-def untested_tensorflow() -> str | None:
-    """A warning if the TensorFlow of orch's own interpreter is of a version that was not tested."""
-    version = tensorflow_version()
-    return None if version is None else version_warning(version)
-
-
 def version_warning(version: str) -> str | None:
     """A warning if a version such as `2.21.0` was not tested."""
     found = re.match(r"(\d+)\.(\d+)", version)

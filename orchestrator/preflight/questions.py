@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -99,10 +99,7 @@ class Plan:
 
     def _interpreter_of(self, role: str) -> tuple[str, ...]:
         command = self.spec.command_of(role)
-        words: Sequence[str] = command.interpreter
-        if command.kind is CommandKind.BUILTIN and not words:
-            words = command.argv[:1]
-        return tuple(words)
+        return command.interpreter
 
     def _program_paths(self) -> Iterator[Path]:
         environ = {**self._environ, **self.spec.env}

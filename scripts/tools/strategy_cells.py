@@ -19,16 +19,20 @@ _HELD_OUT = re.compile(r"held-out accuracy (\d\.\d+)")
 
 @dataclass(frozen=True)
 class Cell:
-    """A strategy, a loop and a Keras; `words` follow `orch up`."""
+    """A strategy and a loop; `words` follow `orch up`."""
 
     strategy: str
     loop: str
     words: tuple[str, ...]
-    keras: str = "Keras 3"
 
     @property
     def name(self) -> str:
-        return f"{self.strategy}-{self.loop}" + ("-legacy" if self.keras != "Keras 3" else "")
+        return f"{self.strategy}-{self.loop}"
+
+    @property
+    def keras(self) -> str:
+        """Keras 3 has no `fit` on parameter servers."""
+        return "tf_keras" if self.name == "parameter-server-fit" else "Keras 3"
 
     @property
     def command(self) -> str:
@@ -42,19 +46,12 @@ def _both(strategy: str, *words: str) -> tuple[Cell, Cell]:
     )
 
 
-_PARAMETER_SERVER = ("--strategy", "parameter-server", "--workers", "2", "--ps", "1")
 CELLS = (
     *_both("multi-worker-mirrored", "--workers", "2"),
     *_both("mirrored", "--strategy", "mirrored", "--replicas", "2"),
     *_both("one-device", "--strategy", "one-device"),
     *_both("central-storage", "--strategy", "central-storage", "--replicas", "2"),
-    *_both("parameter-server", *_PARAMETER_SERVER),
-    Cell(
-        "parameter-server",
-        "fit",
-        (*_PARAMETER_SERVER, "--keras", "legacy", "--", "--loop", "fit"),
-        keras="tf_keras",
-    ),
+    *_both("parameter-server", "--strategy", "parameter-server", "--workers", "2", "--ps", "1"),
     *_both("tpu", "--strategy", "tpu"),
     *_both("dtensor", "--mesh", "batch=2,model=2", "--workers", "2"),
 )

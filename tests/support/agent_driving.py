@@ -216,7 +216,6 @@ class Driver:
                 "exception_file": files["exception"],
                 "stacks_file": files["stacks"],
                 "fixes": False,
-                "hooks": True,
             },
             fork=fork,
             **changes,

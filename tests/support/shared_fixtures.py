@@ -15,7 +15,7 @@ from leftover_processes import end_leftovers, processes_of
 from orch_command import Orch, remove_variables
 
 TUTORIAL_VARIABLES: dict[str, str | None] = {
-    "DIGITS": str(ROOT / "worker/training/data/digits.npz"),
+    "DIGITS": str(ROOT / "worker/examples/digits.npz"),
     "EPOCHS": "2",
     "STEPS": "5",
     "SEED": "7",

@@ -10,7 +10,7 @@ import os
 import select
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +20,10 @@ from worker.agent.host_facts import host_facts
 from worker.agent.log_shipping import LogShipping
 from worker.agent.processes import DIRECTORY_VARIABLE
 from worker.agent.stream import SupervisorStream
-from worker.agent.task_start import SEARCH_PATH
 from worker.wire.lease import Lease
 from worker.wire.messages import (
     AGENT_LOG,
+    IN_BUNDLE,
     PRELOADER_LOG,
     Credit,
     Empty,
@@ -135,10 +135,10 @@ class HostStream(SupervisorStream):
             case PreloadOrder():
                 self._make(Path(message.log).parent)
                 self._logs.add(PRELOADER_LOG, message.log)
-                return replace(message, env=self._with_worker(message))
+                return message
             case TaskOrder():
                 self._prepare_start(message)
-                return replace(message, env=self._with_worker(message))
+                return replace(message, argv=tuple(map(_unbundled, message.argv)))
         return message
 
     def _begin_run(self, run: Run) -> Run:
@@ -146,13 +146,6 @@ class HostStream(SupervisorStream):
         own = {DIRECTORY_VARIABLE: _text(os.fsencode(self._directory))}
         # The supervisor cannot know the device and inode of a directory that is created here.
         return replace(run, directory=None, environ={**self._environ, **run.environ, **own})
-
-    def _with_worker(self, order: PreloadOrder | TaskOrder) -> Mapping[str, str]:
-        """Let `python -m worker` find the program: the interpreter of the tasks need not have it installed."""
-        if not order.runs_worker:
-            return order.env
-        own = order.env.get(SEARCH_PATH, os.environ.get(SEARCH_PATH))
-        return {**order.env, SEARCH_PATH: f"{own}:{_BUNDLE}" if own else str(_BUNDLE)}
 
     def _prepare_start(self, order: TaskOrder) -> None:
         """Create the directories of the order: those below the agent's own, and the one for checkpoints."""
@@ -184,6 +177,10 @@ class HostStream(SupervisorStream):
         except OSError:
             return None
         return data.decode(errors="replace") if data and len(data) <= _MOST_EXCEPTION_BYTES else None
+
+
+def _unbundled(word: str) -> str:
+    return str(_BUNDLE / word.removeprefix(IN_BUNDLE)) if word.startswith(IN_BUNDLE) else word
 
 
 def _text(data: bytes) -> str:

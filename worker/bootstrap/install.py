@@ -19,8 +19,6 @@ class Options:
     `debugger`: the `port` that debugpy tries first, and whether the script `waits` for its client. `patient`:
     TensorFlow waits for tasks that are being debugged. `post_mortem`: pdb opens when an exception ends the task.
     `profile`: the `first` and `last` step that TensorFlow's profiler records, and the `directory` for it.
-    `hooks`: False for a program that handles signals, progress and fixes itself; exceptions and stacks are still
-    written.
     """
 
     def __init__(self, values: Mapping[str, object]) -> None:
@@ -37,7 +35,6 @@ class Options:
         self.patient = values.get("patient") is True
         self.fixes = values.get("fixes") is True
         self.keep_tf_config = values.get("keep_tf_config") is True
-        self.hooks = values.get("hooks") is True
         profile = values.get("profile")
         self.profile = profile if isinstance(profile, dict) else None
 
@@ -75,9 +72,8 @@ def install(options: Mapping[str, object]) -> None:
         from . import profiling  # not imported for every task
 
         profile = profiling.install(wanted.profile, wanted.task)
-    if wanted.hooks:
-        attempt("an orderly stop", stopping.install)
-        attempt("watching TensorFlow", lambda: tensorflow_hooks.install(pipe, wanted.fixes, profile))
+    attempt("an orderly stop", stopping.install)
+    attempt("watching TensorFlow", lambda: tensorflow_hooks.install(pipe, wanted.fixes, profile))
     if wanted.patient:
         attempt("waiting for tasks that are debugged", tensorflow_hooks.wait_for_debugged)
     if (debugger := wanted.debugger) is not None:

@@ -51,7 +51,7 @@ class ProgressPipe:
         self._fd, self._identity = int(text), (found.st_dev, found.st_ino)
 
     def phase(self, name: str) -> None:
-        """Send the task's current phase, one of worker/training/process/progress.py's."""
+        """Send the task's current phase."""
         self._send(f'{{"phase":"{name}"}}\n')
 
     def report(self, **facts: object) -> None:

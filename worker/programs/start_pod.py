@@ -13,6 +13,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+# Begins a word that names a file of the bundle (worker/wire/messages.py).
+_IN_BUNDLE = "orch-bundle:"
+
 
 def main() -> None:
     here = Path(__file__).resolve().parent
@@ -28,9 +31,10 @@ def main() -> None:
         packed.extractall(bundle)
     if task["bootstrap"] is not None:
         _inject(bundle / "worker/bootstrap/inject", task["bootstrap"])
-    argv = task["argv"]
-    if argv[1:3] == ["-m", "worker"]:
-        os.environ["PYTHONPATH"] = f"{os.environ.get('PYTHONPATH', '')}:{bundle}".lstrip(":")
+    argv = [
+        word.replace(_IN_BUNDLE, f"{bundle}/", 1) if word.startswith(_IN_BUNDLE) else word
+        for word in task["argv"]
+    ]
     os.execvp(argv[0], argv)
 
 

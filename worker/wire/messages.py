@@ -38,6 +38,9 @@ AGENT_LOG, PRELOADER_LOG = "@agent", "@preloader"
 
 # -- to an agent
 
+# On another host: the rest of such a word is a path in what orch has sent there.
+IN_BUNDLE = "orch-bundle:"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -60,9 +63,8 @@ class Run:
 class PreloadOrder:
     """Import `modules` in the interpreter `argv` (with its options), so that tasks can be forked from it.
 
-    `env` is added to that of the run; `script_env` is what the script sets before it imports them. `runs_worker`: on
-    another host, PYTHONPATH gets the built-in program. `installed_only`: only modules that a package manager has
-    installed."""
+    `env` is added to that of the run; `script_env` is what the script sets before it imports them.
+    `installed_only`: only modules that a package manager has installed."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -70,7 +72,6 @@ class PreloadOrder:
     modules: tuple[str, ...]
     script_env: Mapping[str, str]
     log: str
-    runs_worker: bool = False
     installed_only: bool = False
 
 
@@ -96,8 +97,8 @@ class TaskOrder:
 
     `env` is added to that of the run. `bootstrap` holds the options of the code that is injected into the task's Python
     (None: nothing is injected). `fork`: from the preloader. `memory_limit`: of its PSS. `scratch`: a directory that the
-    agent of another host creates. `runs_worker`: as in PreloadOrder. `is_helper`: it runs beside the tasks, and is
-    neither measured nor a peer of them."""
+    agent of another host creates. `is_helper`: it runs beside the tasks, and is neither measured nor a
+    peer of them. A word of `argv` that begins with IN_BUNDLE names a file of the bundle."""
 
     task: TaskName
     argv: tuple[str, ...]
@@ -110,7 +111,6 @@ class TaskOrder:
     fork: bool = False
     memory_limit: Count | None = None
     scratch: str | None = None
-    runs_worker: bool = False
     role: str | None = None
     index: Few | None = None
     is_helper: bool = False

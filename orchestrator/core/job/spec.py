@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
 from functools import cache, lru_cache
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
@@ -68,7 +69,7 @@ MOST_EXAMPLES = 2**31 - 1
 class CommandKind(StrEnum):
     """The kind of program that a task runs."""
 
-    BUILTIN = "builtin"
+    EXAMPLE = "example"  # of orch
     SCRIPT = "script"
     MODULE = "module"
     EXECUTABLE = "executable"
@@ -76,7 +77,7 @@ class CommandKind(StrEnum):
 
 
 class Command(BaseModel):
-    """The program of a task. `words` is as the user wrote it (only options for the built-in program, `train()` for a
+    """The program of a task. `words` is as the user wrote it (only options for an example, `train()` for a
     function), `argv` as it is executed. `serves`: the task is expected to start a TensorFlow server on its port.
 
     `interpreter` is the Python command with its own options (empty for other programs), `start` how the tasks are
@@ -97,8 +98,8 @@ class Command(BaseModel):
     @property
     def program(self) -> str:
         """The name of the program in messages: `train.py`, `pkg.mod`."""
-        if self.kind is CommandKind.BUILTIN:
-            return "the built-in program"
+        if self.kind is CommandKind.EXAMPLE:
+            return f"the example {PurePath(self.argv[len(self.interpreter)]).name}"
         if self.kind is CommandKind.FUNCTION:
             return self.words[0]
         match self.argv[len(self.interpreter) :]:
@@ -111,8 +112,8 @@ class Command(BaseModel):
         return self.words[0]
 
     def __str__(self) -> str:
-        if self.kind is CommandKind.BUILTIN:
-            return shlex.join(("python", "-m", "worker", *self.words))
+        if self.kind is CommandKind.EXAMPLE:
+            return shlex.join(("example", PurePath(self.argv[len(self.interpreter)]).name, *self.words))
         if self.kind is CommandKind.FUNCTION:
             return self.words[0]
         return shlex.join(self.words)

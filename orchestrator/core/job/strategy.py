@@ -147,8 +147,8 @@ def _device_meant(text: str) -> str:
     return "write CPU:0 or GPU:1" if near is None else f'did you mean "{near}:{index}"?'
 
 
-def builtin_strategy(choice: StrategyChoice, roles: Mapping[str, int]) -> StrategyChoice:
-    """Return the choice for the built-in program, whose default strategy follows from the roles."""
+def example_strategy(choice: StrategyChoice, roles: Mapping[str, int]) -> StrategyChoice:
+    """Return the choice for an example of orch, whose default strategy follows from the roles."""
     if choice.strategy is not None:
         return choice
     by_tasks = Strategy.PARAMETER_SERVER if roles.get(PS) else Strategy.MULTI_WORKER_MIRRORED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from orchestrator.core.plan.places import HostFacts, RunLayout, TaskPlace
 from orchestrator.core.plan.task_devices import gpu_plan_of, gpu_plan_of_hosts, task_devices_env
 from orchestrator.core.text.secrets import mask_secrets, mask_words
 from worker.wire.facts import HoldMode
-from worker.wire.messages import PreloadOrder, TaskOrder
+from worker.wire.messages import IN_BUNDLE, PreloadOrder, TaskOrder
 
 if TYPE_CHECKING:
     from orchestrator.core.state.events import PlannedTask
@@ -147,8 +148,16 @@ def preload_order(spec: JobSpec, layout: RunLayout, environ: Mapping[str, str]) 
         modules=start.modules,
         script_env=MappingProxyType(dict(start.preload_env)),
         log=str(layout.preloader_log),
-        runs_worker=spec.command.kind is CommandKind.BUILTIN,
     )
+
+
+def argv_elsewhere(command: Command) -> tuple[str, ...]:
+    """The words of a command on another machine, where the example of orch is in the bundle."""
+    if command.kind is not CommandKind.EXAMPLE:
+        return command.argv
+    at = len(command.interpreter)
+    script = f"{IN_BUNDLE}worker/examples/{PurePath(command.argv[at]).name}"
+    return (*command.argv[:at], script, *command.argv[at + 1 :])
 
 
 def takes_bootstrap(command: Command) -> bool:
@@ -224,7 +233,7 @@ def _task_plan(
     python_path = {**environ, **spec.env_of(role)}.get(_PYTHON_PATH)
     order = TaskOrder(
         task=name,
-        argv=command.argv,
+        argv=command.argv if place.host is None else argv_elsewhere(command),
         env=MappingProxyType({**own, **common}),
         cwd=str(spec.cwd),
         log=str(layout.task_log(name)),
@@ -234,7 +243,6 @@ def _task_plan(
         fork=command.start.fork,
         memory_limit=spec.memory_limit_bytes,
         scratch=None if place.host is None else scratch,
-        runs_worker=command.kind is CommandKind.BUILTIN,
         role=role,
         index=task.index,
     )
@@ -244,19 +252,18 @@ def _task_plan(
 def _bootstrap(
     spec: JobSpec, command: Command, task: TaskRef, layout: RunLayout, python_path: str | None
 ) -> Mapping[str, object] | None:
-    """Return the options of the bootstrap. The built-in program handles signals and Keras itself, without hooks."""
+    """Return the options of the bootstrap."""
     if not takes_bootstrap(command):
         return None
-    hooks, name = command.kind is not CommandKind.BUILTIN, str(task)
+    name = str(task)
     return MappingProxyType(
         {
             "task": name,
             "exception_file": str(layout.task_exception(name)),
             "stacks_file": str(layout.task_stacks(name)),
             # The fixes are for replicas of Keras. Clients of DTensor are not replicas.
-            "fixes": hooks and spec.fixes and spec.strategy.strategy is not Strategy.DTENSOR,
-            "hooks": hooks,
-            "keep_tf_config": hooks and not spec.script_tf_config,
+            "fixes": spec.fixes and spec.strategy.strategy is not Strategy.DTENSOR,
+            "keep_tf_config": not spec.script_tf_config,
             "pythonpath": python_path,
             **_debugging(spec, task),
             **_profiling(spec, layout),

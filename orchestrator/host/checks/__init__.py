@@ -27,7 +27,6 @@ CHECKS_OF_CONFIG: tuple[Check, ...] = (
     resources.check_task_limits,
     resources.check_files_with_hosts,
     directories.check_output_directories,
-    settings.check_builtin_options,
     network.check_private_network,
 )
 # These checks concern tasks on this machine. The preflight checks the other hosts.
@@ -58,7 +57,6 @@ def all_checks() -> tuple[Check, ...]:
     return (
         settings.check_settings,
         settings.check_depth,
-        settings.check_builtin_options,
         settings.check_allocation,
         settings.check_cluster,
         directories.check_output_directories,

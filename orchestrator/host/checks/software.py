@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.core.job.spec import CommandKind, JobSpec
+from orchestrator.core.job.spec import JobSpec
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.finding import Finding, note, ok, problem, warning
 from orchestrator.host.installed import Interpreter, version_pair
@@ -19,7 +19,7 @@ _TRUE = ("1", "true")
 
 
 def runs_python(spec: JobSpec) -> bool:
-    return spec.command.kind is CommandKind.BUILTIN or bool(spec.command.interpreter)
+    return bool(spec.command.interpreter)
 
 
 def check_software(context: Context) -> Iterator[Finding]:

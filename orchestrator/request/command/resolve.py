@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from importlib.machinery import PathFinder
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.core.errors import UsageError
-from orchestrator.core.job.choices import KerasOption, StartOption
+from orchestrator.core.job.choices import KerasOption, StartOption, Strategy
 from orchestrator.core.job.spec import Command, CommandKind
-from orchestrator.core.job.start_method import StartMethod
 from orchestrator.host import programs
 from orchestrator.host.installed import ASSUMED, Installed, has_tensorflow, installed_for, is_own
-from orchestrator.request.command.keras_choice import choose_keras, legacy_choice
+from orchestrator.request.command.examples import LOOPS, PARAMETER_SERVER_FIT, example_of, examples_directory
+from orchestrator.request.command.keras_choice import choose_keras
 from orchestrator.request.command.program import Program, find_program, python_line
 from orchestrator.request.command.start_choice import choose_start
 
-# The built-in program sets it before it imports TensorFlow, unless its user has.
-_QUIET = ("TF_CPP_MIN_LOG_LEVEL", "2")
-_PROGRAM = Path(__file__).resolve().parents[3] / "worker"
 # Modules of Python that run a program which they are given.
 _RUNNERS = frozenset({"cProfile", "doctest", "pdb", "profile", "runpy", "timeit", "trace", "unittest"})
 
@@ -51,11 +48,12 @@ class CommandPlace:
 
 @dataclass(frozen=True)
 class CommandOptions:
-    """The user's options about the command. `preload`: modules to import before forking."""
+    """The user's options about the command. `preload`: modules to import before forking. `strategy`: of the example."""
 
     start: StartOption = StartOption.AUTO
     preload: tuple[str, ...] = ()
     keras: KerasOption = KerasOption.AUTO
+    strategy: Strategy | None = None
 
 
 def resolve_command(
@@ -68,11 +66,11 @@ def resolve_command(
     * `-m pkg.mod ...` is a module, under the same Python.
     * Anything else is an executable: a path, relative to the working directory, or a name on PATH. If its first line
       names a Python, that Python runs it.
-    * No words, or words that begin with `-`: the built-in program and its options, under orch's own Python.
+    * No words, or words that begin with `-`: the example of the strategy and its options, under orch's own Python.
     """
     options = options or CommandOptions()
     if not words or (words[0].startswith("-") and words[0] != "-m"):
-        return _builtin(words, place, options)
+        return _example(words, place, options)
     first, *rest = words
     if first == "-m" or first.endswith(".py"):
         if first != "-m":
@@ -106,55 +104,31 @@ def resolve_command(
     return Command(kind=CommandKind.EXECUTABLE, words=tuple(words), argv=argv, serves=False, start=start)
 
 
-def _builtin(words: Sequence[str], place: CommandPlace, options: CommandOptions) -> Command:
+def _example(words: Sequence[str], place: CommandPlace, options: CommandOptions) -> Command:
     if not has_tensorflow():
         raise UsageError(
-            f"the built-in program needs TensorFlow, which orch's Python ({sys.executable}) does not have:"
+            f"the examples need TensorFlow, which orch's Python ({sys.executable}) does not have:"
             " pip install 'tf-orch[tensorflow]', or name a program: -- train.py"
         )
-    _refuse_other_worker(place)
-    # With --keras auto the program itself chooses tf_keras for the trainings that need it.
-    legacy = False
-    if options.keras is KerasOption.LEGACY:
-        users = place.environ.get("TF_USE_LEGACY_KERAS")
-        legacy = legacy_choice(users, sys.executable, place.installed(sys.executable)).legacy
-    # -P: Python must not import a worker.py or tensorflow.py of the user's directory.
-    interpreter = (sys.executable, "-P")
-    return Command(
-        kind=CommandKind.BUILTIN,
-        words=tuple(words),
-        argv=(*interpreter, "-m", "worker", *words),
-        serves=True,
-        interpreter=interpreter,
-        start=_builtin_start(place, options, "tf_keras" if legacy else "keras"),
-        legacy_keras=legacy,
+    loop, rest = _loop_of(words)
+    script = example_of(options.strategy, loop)
+    if script == PARAMETER_SERVER_FIT and options.keras is KerasOption.AUTO:
+        options = replace(options, keras=KerasOption.LEGACY)  # Keras 3 does not support it
+    argv = (sys.executable, str(examples_directory() / script), *rest)
+    return _python_command(CommandKind.EXAMPLE, words, argv, place, options)
+
+
+def _loop_of(words: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the value of --loop, None without it, and the other words."""
+    parser = argparse.ArgumentParser(
+        prog="orch up --", add_help=False, allow_abbrev=False, exit_on_error=False
     )
-
-
-def _refuse_other_worker(place: CommandPlace) -> None:
-    """Raise UsageError if PYTHONPATH leads to another module `worker` than the built-in program."""
-    parts = place.environ.get("PYTHONPATH", "").split(os.pathsep)
-    found = PathFinder.find_spec("worker", [str(place.cwd / part) for part in parts if part])
-    if found is None or found.origin is None:
-        return
-    if not os.path.realpath(found.origin).startswith(f"{_PROGRAM}{os.sep}"):
-        raise UsageError(
-            f"PYTHONPATH: {found.origin} would run instead of the built-in program, which is named worker, too;"
-            " rename it, or take its directory out of PYTHONPATH"
-        )
-
-
-def _builtin_start(place: CommandPlace, options: CommandOptions, keras: str) -> StartMethod:
-    if options.start is StartOption.SPAWN:
-        return StartMethod(fork=False, reason="--start spawn asks for it")
-    if "TF_USE_LEGACY_KERAS" in place.environ or "KERAS_BACKEND" in place.environ:
-        return StartMethod(fork=False, reason="the environment chooses a Keras")
-    return StartMethod(
-        fork=True,
-        reason="the built-in program is written to be forked",
-        modules=("numpy", "tensorflow", keras, *options.preload),
-        preload_env=() if _QUIET[0] in place.environ else (_QUIET,),
-    )
+    parser.add_argument("--loop", choices=LOOPS)
+    try:
+        found, rest = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise UsageError(f"{error.argument_name}: {error.message}") from error
+    return found.loop, rest
 
 
 def _python_command(

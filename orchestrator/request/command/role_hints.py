@@ -48,7 +48,7 @@ def cluster_hint(spec: JobSpec, environ: Mapping[str, str]) -> str | None:
     """
     if not spec.has_cluster or PS in spec.roles or len(spec.commands) > 1:
         return None
-    if spec.command.kind is CommandKind.BUILTIN or not spec.command.interpreter:
+    if not spec.command.interpreter:
         return None
     program = find_program(spec.command.argv[1:], spec.cwd, environ)
     sources = _sources(program)

@@ -14,10 +14,10 @@ from typing import Any
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job.choices import FailurePolicy
 from orchestrator.core.job.gpus import GpuInventory, GpuWay
-from orchestrator.core.job.spec import JobSpec
+from orchestrator.core.job.spec import CommandKind, JobSpec
 from orchestrator.core.job.tf_config import EVALUATOR, PS, TFConfigTooLong
 from orchestrator.core.plan.places import TaskPlace
-from orchestrator.core.plan.plan import build_plan
+from orchestrator.core.plan.plan import argv_elsewhere, build_plan
 from orchestrator.core.text.counted import counted
 from orchestrator.core.text.secrets import is_secret_name
 from orchestrator.links.bundle import bundle
@@ -37,7 +37,7 @@ _QUANTITY = re.compile(r"\d{1,15}(\.\d{1,3})?([kMGTPE]|[KMGTPE]i|e\d{1,2})?", re
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*", re.ASCII)
 # A task needs these parts of what orch sends to hosts.
 _PARTS = ("worker/__init__.py", "worker/bootstrap/")
-_BUILTIN_PARTS = ("worker/__main__.py", "worker/training/", "worker/records.py")
+_EXAMPLES = "worker/examples/"
 _UNSET = ("TF_GRPC_REUSE_PORT", "ORCH_RUN_DIR")
 
 
@@ -240,7 +240,7 @@ def _job_file(spec: JobSpec, hosts: list[str]) -> dict[str, Any]:
             {
                 "type": task.task.type,
                 "index": task.task.index,
-                "argv": list(task.order.argv),
+                "argv": list(argv_elsewhere(spec.command_of(task.task.type))),
                 "env": {
                     key: value
                     for key, value in task.order.env.items()
@@ -331,8 +331,8 @@ def _gpus_of_pod(spec: JobSpec) -> int:
 
 def _bundle(spec: JobSpec) -> bytes:
     """The part of orch that runs in a task. A ConfigMap has room for 1 MiB."""
-    is_builtin = any(command.kind == "builtin" for command in spec.commands)
-    parts = _PARTS + (_BUILTIN_PARTS if is_builtin else ())
+    runs_example = any(command.kind is CommandKind.EXAMPLE for command in spec.commands)
+    parts = (*_PARTS, *[_EXAMPLES] * runs_example)
     packed = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(bundle().data)) as whole,

@@ -48,8 +48,8 @@ _STRATEGIES = ", ".join(Strategy)
 _NOT_SET_FOR_LATER = Where.COMMAND_LINE | Where.KEYWORD
 COMMAND = Option("command", Kind.WORDS, metavar="[-- CMD ...]", where=ELSEWHERE | Where.ROLE,
     part=Part.COMMAND,
-    help="train.py ..., python train.py ..., -m pkg.mod ..., or any executable. Without it the built-in"
-         " program runs, and words that begin with - are its options: -- --epochs 3")
+    help="train.py ..., python train.py ..., -m pkg.mod ..., or any executable. Without it an example"
+         " of orch runs, and words that begin with - are its options: -- --epochs 3")
 HOSTS = Option("hosts", Kind.HOSTS, metavar="a:2,b:2|@FILE", default="this machine",
     where=EVERYWHERE | Where.ROLE,
     help="Run the tasks on these hosts: names for ssh, each with its number of tasks, or @FILE with one host a"
@@ -131,7 +131,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         Option("strategy", Kind.STRATEGY, metavar="NAME", choices=tuple(Strategy),
                default="the script's own", part=Part.STRATEGY,
                help=f"Strategy of tf.distribute. It decides which processes there are: {_STRATEGIES}.",
-               more="The default of the built-in program is multi-worker-mirrored. [More](devices.md)."),
+               more="The default of the examples is multi-worker-mirrored. [More](devices.md)."),
         Option("replicas", Kind.WHOLE_NUMBER, part=Part.STRATEGY,
                help="For mirrored and central-storage: train on N logical CPU devices."),
         Option("device", Kind.DEVICE, metavar="NAME", part=Part.STRATEGY,
@@ -143,7 +143,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
                     " processes."),
         Option("global_batch", Kind.WHOLE_NUMBER,
                help="ORCH_GLOBAL_BATCH of the tasks: the examples in a step of all workers together.",
-               more="The built-in program follows it; in other programs it is only a variable."),
+               more="The examples follow it; in other programs it is only a variable."),
         Option("communication", Kind.CHOICE, choices=tuple(Communication), default=Communication.AUTO,
                part=Part.STRATEGY,
                help="For multi-worker-mirrored: how gradients are summed."),

@@ -26,9 +26,9 @@ from orchestrator.core.job.strategy import (
     DEFAULT_COUNTS,
     SettingMisfit,
     StrategyChoice,
-    builtin_strategy,
     check_roles,
     check_settings,
+    example_strategy,
 )
 from orchestrator.core.job.tf_config import CHIEF, EVALUATOR, PS, ROLES, WORKER
 from orchestrator.core.plan.placement import place
@@ -106,8 +106,8 @@ def strategy_choice(given: Mapping[str, Given]) -> StrategyChoice:
 
 def with_strategy(given: Mapping[str, Given], choice: StrategyChoice, spec: JobSpec) -> JobSpec:
     """Return the spec with its strategy; UsageError if the strategy contradicts other options."""
-    is_builtin = any(command.kind is CommandKind.BUILTIN for command in spec.commands)
-    strategy = builtin_strategy(choice, spec.roles) if is_builtin else choice
+    is_example = any(command.kind is CommandKind.EXAMPLE for command in spec.commands)
+    strategy = example_strategy(choice, spec.roles) if is_example else choice
     with _misfits_as_usage_errors(given):
         check_settings(strategy)
         check_roles(strategy, spec.roles)

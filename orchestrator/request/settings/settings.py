@@ -17,6 +17,7 @@ from orchestrator.core.job.choices import EngineName, FailurePolicy
 from orchestrator.core.job.fault import with_targets
 from orchestrator.core.job.run_name import default_name, element_name
 from orchestrator.core.job.spec import Command, CommandKind, JobSpec, RoleSettings
+from orchestrator.core.job.strategy import StrategyChoice, example_strategy
 from orchestrator.core.job.tf_config import EVALUATOR, PS, TaskRef
 from orchestrator.core.plan.plan import takes_bootstrap
 from orchestrator.core.text.counted import counted
@@ -24,7 +25,7 @@ from orchestrator.host.cores import usable_cores
 from orchestrator.host.devices import gpu_inventory
 from orchestrator.host.directories import existing_directories
 from orchestrator.host.importable import require_modules
-from orchestrator.host.installed import find_tensorboard, is_own, untested_tensorflow
+from orchestrator.host.installed import find_tensorboard, is_own
 from orchestrator.request.command.resolve import (
     CommandOptions,
     CommandPlace,
@@ -76,7 +77,7 @@ def load(
 ) -> UpRequest:
     """Return the checked request. `flags` are values or texts by option; None means not given.
 
-    `flags["command"]` are the words after `--`; without a command the built-in program runs. UsageError names the
+    `flags["command"]` are the words after `--`; without a command an example of orch runs. UsageError names the
     source of a mistake: the flag, the variable, or the file and line. Reads files and writes nothing. `may_start` says
     which interpreters may be asked for their packages.
     """
@@ -127,7 +128,7 @@ def _spec(given: Mapping[str, Given], place: CommandPlace) -> JobSpec:
     _require_directory(cwd)
     strategy = strategy_choice(given)
     roles = role_counts(given, strategy)
-    command, role_settings = _commands(given, roles, replace(place, cwd=cwd.value))
+    command, role_settings = _commands(given, strategy, roles, replace(place, cwd=cwd.value))
     fields = {
         "name": default_name(directory),
         **_values(given, Part.JOB),
@@ -192,8 +193,6 @@ def with_python(spec: JobSpec, python: str) -> JobSpec:
 
 
 def _run_by(command: Command, python: str) -> Command:
-    if command.kind is CommandKind.BUILTIN and is_own(command.argv[0]):
-        return command.model_copy(update={"argv": (python, *command.argv[1:])})
     if not command.interpreter or not is_own(command.interpreter[0]):
         return command
     return command.model_copy(
@@ -218,10 +217,11 @@ def _require_directory(given: Given) -> None:
 
 
 def _commands(
-    given: Mapping[str, Given], roles: Mapping[str, int], place: CommandPlace
+    given: Mapping[str, Given], strategy: StrategyChoice, roles: Mapping[str, int], place: CommandPlace
 ) -> tuple[Command, dict[str, RoleSettings]]:
     """Return the command of all tasks, and the settings of the roles that differ."""
-    options = CommandOptions(**_values(given, Part.START))
+    chosen = example_strategy(strategy, roles).strategy
+    options = CommandOptions(**_values(given, Part.START), strategy=chosen)
 
     def resolve(words: tuple[str, ...], env: Mapping[str, str], source: str) -> Command:
         there = replace(place, environ={**place.environ, **env})
@@ -317,7 +317,7 @@ def _require_cluster(source: str, spec: JobSpec) -> None:
         raise UsageError(f"{source}: this run has no cluster of several tasks; use --workers 2 or more")
     for role in spec.roles:
         command = spec.command_of(role)
-        if role != EVALUATOR and command.kind is not CommandKind.BUILTIN and not command.interpreter:
+        if role != EVALUATOR and not command.interpreter:
             raise UsageError(
                 f"{source}: {command.program} is not a Python program, so orch cannot see whether it joins a cluster"
             )
@@ -352,10 +352,6 @@ def _notices(spec: JobSpec, given: Mapping[str, Given], place: CommandPlace) -> 
     if spec.fewest_workers is not None and not spec.is_elastic:
         always = counted(spec.workers, "worker")
         notices.append(f"{given['workers'].source}: on one machine the run always has {always}")
-    if any(command.kind is CommandKind.BUILTIN for command in spec.commands) and (
-        warning := untested_tensorflow()
-    ):
-        notices.append(warning)
     if spec.tensorboard is not None and (unserved := spec.tensorboard.note(spec.network)):
         notices.append(unserved)
     if spec.tensorboard is not None and (python := spec.tensorboard.python) and not place.asks(python):

@@ -92,7 +92,7 @@ def test_forked_task_has_the_variables_that_a_shim_sets(agent: Driver, tmp_path:
     shim = preload_by(agent, SHIM.format(python=PYTHON), env)
     (tmp_path / "facts.py").write_text(FACTS)
     for name in "ab":
-        bootstrap = {"task": "same", "hooks": True}
+        bootstrap = {"task": "same"}
         agent.start(name, [shim, "facts.py", "x"], env, bootstrap=bootstrap, fork=name == "a")
     forked, spawned = agent.ending("a"), agent.ending("b")
     assert agent.method_of("a") == "fork", agent.refusals()

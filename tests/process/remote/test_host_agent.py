@@ -28,7 +28,7 @@ from orchestrator.links.agent_link import LinkBack, LinkSilent
 from orchestrator.links.client_link import travelling_environ
 from orchestrator.links.opening import Opening
 from worker.agent.processes import read_stat
-from worker.wire.messages import Exited, Stacked
+from worker.wire.messages import IN_BUNDLE, Exited, Stacked
 
 UP = f"print('up', flush=True); {SLEEPER}"
 # Its start files print, set variables and remove one. The first place for temporary files cannot be used.
@@ -170,16 +170,12 @@ def test_variables_of_this_machine_stay_here() -> None:
     )
 
 
-def test_built_in_program_comes_with_the_bundle(host: HostDriver) -> None:
-    """The interpreter of the tasks has no tf-orch. The search path of the user is kept, and goes first."""
-    shows = "import os, worker; print(os.environ['PYTHONPATH'], worker.__file__)"
-    bare = [sys.executable, "-S", "-P", "-c", shows]
-    host.start("builtin", bare, {"PYTHONPATH": "/of/the/user"}, runs_worker=True)
-    assert host.exited("builtin").exit_code == 0
-    path, file = host.text("builtin").split()
-    assert path == f"/of/the/user:{Path(file).parents[1]}"
-    host.start("another", bare)
-    assert host.exited("another").exit_code == 1
+def test_examples_come_with_the_bundle(host: HostDriver) -> None:
+    """The interpreter of the tasks need not have tf-orch."""
+    words = [sys.executable, "-S", "-c", "import sys; print(open(sys.argv[1]).read())"]
+    host.start("worker-0", [*words, f"{IN_BUNDLE}worker/examples/fit.py"])
+    assert host.exited("worker-0").exit_code == 0
+    assert "import common" in host.text("worker-0")
 
 
 # -- what others can see
@@ -277,10 +273,10 @@ def test_nothing_is_left_after_leave(tmp_path: Path) -> None:
     with HostDriver(tmp_path) as host, nothing_left(host):
         signal_and_wait(host.pid, signal.SIGSTOP, "T")
         host.link.serve(run_order(RUN, host.directory, log="", environ={"PYTHONPATH": "/of/the/run"}))
-        host.start("worker-1", python("import os; print(os.environ['PYTHONPATH'])"), runs_worker=True)
+        host.start("worker-1", python("import os; print(os.environ['PYTHONPATH'])"))
         os.kill(host.pid, signal.SIGCONT)
         assert host.exited("worker-1").exit_code == 0
-        assert host.text("worker-1").startswith("/of/the/run:")
+        assert host.text("worker-1").strip() == "/of/the/run"
         host.link.leave()
         until(host.has_ended)
         assert not host.home.exists()  # the connection ends last

@@ -115,7 +115,6 @@ def running(
             "exception_file": str(exception_file),
             "stacks_file": str(stacks_file),
             "fixes": False,
-            "hooks": True,
             **options,
         }
         environ |= injected_env(settings, environ)

@@ -239,7 +239,7 @@ runpy.run_path({script!r}, run_name="__main__")
 
 @pytest.mark.slow
 def test_a_tensorflow_that_was_imported_before_is_hooked_too(tmp_path: Path) -> None:
-    options = {"hooks": True, "exception_file": str(tmp_path / "exception.txt"), "fixes": True}
+    options = {"exception_file": str(tmp_path / "exception.txt"), "fixes": True}
     text = AFTER_A_FORK.format(root=str(SCRIPT.parents[3]), options=options, script=str(SCRIPT))
     with started(tmp_path, {"worker": 2}, ["worker:0"], script=text, bootstrap=False) as [task]:
         wait_for_tensorflows_handler(task)

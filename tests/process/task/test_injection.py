@@ -126,7 +126,7 @@ def test_an_old_python_gets_no_bootstrap(tmp_path: Path) -> None:
     assert pretended != text
     (tmp_path / "inject").mkdir()
     (tmp_path / "inject" / "sitecustomize.py").write_text(pretended)
-    env = {"ORCH_BOOTSTRAP": '{"hooks": true, "pythonpath": ""}', "PYTHONPATH": str(tmp_path / "inject")}
+    env = {"ORCH_BOOTSTRAP": '{"pythonpath": ""}', "PYTHONPATH": str(tmp_path / "inject")}
     script = "import os, sys; print(repr(os.environ['PYTHONPATH']), [m for m in sys.modules if '_orch' in m])"
     task = finished(tmp_path, ["-c", script], bootstrap=False, env=env)
     assert task.output.splitlines()[0].startswith("'' ["), task.output
@@ -174,15 +174,6 @@ def test_the_whole_exception_with_its_causes(tmp_path: Path) -> None:
     assert [path.name for path in task.exception_file.parent.iterdir()] == ["worker-0.txt"]
 
 
-def test_exceptions_are_written_without_hooks_too(tmp_path: Path) -> None:
-    """A long one loses its middle."""
-    raises = "import sys\nsys.excepthook = lambda *_: print('mine')\nraise ValueError('a' * 300_000 + 'end')"
-    task = finished(tmp_path, ["-c", raises], hooks=False)
-    found = task.exception
-    assert found["type"] == "ValueError" and len(task.exception_file.read_bytes()) < 100_000
-    assert "characters left out" in found["message"] and found["text"].endswith("aend\n")
-
-
 def test_frames_of_the_bootstrap_are_not_printed(tmp_path: Path) -> None:
     script = (
         "import sys\n"
@@ -203,6 +194,15 @@ def test_frames_of_the_bootstrap_are_not_printed(tmp_path: Path) -> None:
 IN_THREADS = (
     "import threading\nfor n in (1, 2):\n  t = threading.Thread(target=lambda: n/0); t.start(); t.join()\n"
 )
+
+
+def test_long_exception_loses_its_middle(tmp_path: Path) -> None:
+    """It is written, too, if the script has an excepthook of its own."""
+    raises = "import sys\nsys.excepthook = lambda *_: print('mine')\nraise ValueError('a' * 300_000 + 'end')"
+    task = finished(tmp_path, ["-c", raises])
+    found = task.exception
+    assert found["type"] == "ValueError" and len(task.exception_file.read_bytes()) < 100_000
+    assert "characters left out" in found["message"] and found["text"].endswith("aend\n")
 
 
 def test_exceptions_of_threads_go_into_another_file(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def outputs(directory: Path, *codes: str, keep: bool = True) -> Iterator[list[st
     directory.mkdir(exist_ok=True)
     script = SCRIPT.replace("ORCHS", repr(ORCHS)).replace("CODES", repr(codes))
     (directory / "train.py").write_text(script)
-    task = finished(directory, ["train.py"], env={"TF_CONFIG": ORCHS}, hooks=False, keep_tf_config=keep)
+    task = finished(directory, ["train.py"], env={"TF_CONFIG": ORCHS}, keep_tf_config=keep)
     assert task.wait() == 0, task.output
     nothing, *found = task.output.split("begin\n")
     assert (nothing, len(found)) == ("", len(codes)), task.output

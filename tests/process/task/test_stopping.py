@@ -186,9 +186,3 @@ def test_an_ignored_sigterm_stays_ignored(tmp_path: Path) -> None:
             assert (task.wait(), task.output) == (0, "1\n")
     finally:
         signal.signal(signal.SIGTERM, inherited)
-
-
-def test_a_program_without_hooks_is_killed_by_sigterm(tmp_path: Path) -> None:
-    with running(tmp_path, [script(tmp_path, WAITS["lock"])], hooks=False) as task:
-        task.wait_for_line("ready")
-        assert task.stop() == -signal.SIGTERM

@@ -61,7 +61,7 @@ def test_any_amount_of_memory(text: str) -> None:
 
 parts = ["worker", "chief", "ps", "evaluator", ":", "0", "1", "999999", " ", "\u0663", "-", "\n"]
 refs = st.lists(st.sampled_from(parts), max_size=4).map("".join)
-options = st.sampled_from(["task", "exception_file", "stacks_file", "tracer", "fixes", "hooks"])
+options = st.sampled_from(["task", "exception_file", "stacks_file", "tracer", "fixes"])
 
 
 @given(refs | any_text | figures)
@@ -81,14 +81,14 @@ def test_any_options_of_the_bootstrap(values: dict[str, object]) -> None:
     assert options.tracer is None or isinstance(options.tracer, int)
     for file in (options.exception_file, options.stacks_file):
         assert file is None or (isinstance(file, str) and file)
-    assert {options.fixes, options.hooks} <= {True, False}
+    assert options.fixes in (True, False)
 
 
 def test_python_starts_with_any_orch_bootstrap() -> None:
     """The variable must not keep the user's program from running."""
     base = {**os.environ, **injected_env({"task": "worker:0"}, os.environ)}
     program = "import os; print('ran', 'ORCH_BOOTSTRAP' in os.environ)"
-    for text in ("", "{", "[]", "null", "3", '{"task": 3, "hooks": true}', "[" * 100_000, "\udcff"):
+    for text in ("", "{", "[]", "null", "3", '{"task": 3, "fixes": true}', "[" * 100_000, "\udcff"):
         done = subprocess.run(
             [sys.executable, "-c", program],
             env={**base, "ORCH_BOOTSTRAP": text},

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import orchestrator
 from orchestrator.core.errors import UsageError
-from orchestrator.core.job.choices import KerasOption, StartOption
+from orchestrator.core.job.choices import KerasOption, StartOption, Strategy
 from orchestrator.core.job.spec import Command, CommandKind
-from orchestrator.host.installed import has_tensorflow, untested_tensorflow, version_warning
+from orchestrator.host.installed import has_tensorflow, version_warning
 from orchestrator.host.programs import SAVE_PROGRAM
 from orchestrator.request.command.resolve import CommandOptions, CommandPlace, resolve_command
 
@@ -127,24 +126,34 @@ def test_options_reach_the_start_method_and_the_keras(place: CommandPlace) -> No
         resolve_command(("tool",), place, CommandOptions(keras=KerasOption.LEGACY))
 
 
-@needs_tensorflow
-def test_builtin(place: CommandPlace) -> None:
-    for words in ((), ("--epochs", "3"), ("-h",)):
-        command = resolve(place, *words)
-        assert command.argv == (sys.executable, "-P", "-m", "worker", *words)
-        assert (command.kind, command.serves) == (CommandKind.BUILTIN, True)
-        assert str(command) == " ".join(("python -m worker", *words))
+# The strategy and the words of a command, and the script with its words. None: the words are refused with this text.
+EXAMPLES: dict[tuple[Strategy | None, str], str] = {
+    (None, ""): "fit.py",
+    (None, "--epochs 3 --loop custom"): "custom_loop.py --epochs 3",
+    (Strategy.MIRRORED, "--loop=fit -h"): "fit.py -h",
+    (Strategy.PARAMETER_SERVER, "--epochs 3"): "parameter_server.py --epochs 3",
+    (Strategy.PARAMETER_SERVER, "--loop fit"): "parameter_server_fit.py",
+    (Strategy.DTENSOR, ""): "dtensor.py",
+}
+NO_EXAMPLES = {
+    (Strategy.DTENSOR, "--loop fit"): "--loop fit: Keras does not train with DTensor; leave it out",
+    (None, "--loop fast"): "--loop: invalid choice: 'fast' (choose from 'fit', 'custom')",
+}
 
 
 @needs_tensorflow
-@pytest.mark.parametrize("name", ["worker.py", "worker/__init__.py"])
-def test_other_module_of_the_builtin_programs_name_is_refused(place: CommandPlace, name: str) -> None:
-    other = write(place, f"mine/{name}")
-    shadowed = CommandPlace(place.cwd, {**place.environ, "PYTHONPATH": f":nowhere:{other.parent}:mine"})
-    assert refusal(shadowed, "--epochs", "1").startswith(f"PYTHONPATH: {place.cwd / 'mine' / name} would run")
-    ours = str(Path(orchestrator.__file__).parents[1])
-    first = CommandPlace(place.cwd, {**place.environ, "PYTHONPATH": f"{ours}:{place.cwd / 'mine'}"})
-    assert resolve(first, "--epochs", "1").kind is CommandKind.BUILTIN
+def test_words_without_a_program_are_an_example(place: CommandPlace) -> None:
+    for (strategy, text), expected in EXAMPLES.items():
+        command = resolve_command(text.split(), place, CommandOptions(strategy=strategy))
+        python, script, *words = command.argv
+        assert (python, command.kind, command.serves) == (sys.executable, CommandKind.EXAMPLE, True)
+        assert Path(script).is_file() and " ".join([Path(script).name, *words]) == expected
+        assert str(command) == f"example {Path(script).name} {text}".rstrip()
+        assert command.legacy_keras == ("fit.py" in expected and strategy is Strategy.PARAMETER_SERVER)
+        assert command.start.fork, command.start
+    for (strategy, text), said in NO_EXAMPLES.items():
+        with pytest.raises(UsageError, match=re.escape(said)):
+            resolve_command(text.split(), place, CommandOptions(strategy=strategy))
 
 
 # -- refused programs
@@ -230,7 +239,7 @@ def test_accepted_programs(place: CommandPlace) -> None:
 
 @needs_tensorflow
 def test_version_warning() -> None:
-    assert version_warning("2.20.0") is version_warning("2.21.1rc0") is untested_tensorflow() is None
+    assert version_warning("2.20.0") is version_warning("2.21.1rc0") is None
     for version in ("2.19.9", "2.22.0", "3.0", "odd"):
         assert version_warning(version) == (
             f"TensorFlow {version} was not tested with orch (tested: 2.20 to 2.21); it may work"

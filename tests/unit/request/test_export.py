@@ -129,7 +129,7 @@ def test_pod_starts_its_task(here: Path) -> None:
     assert made["Service"]["spec"]["publishNotReadyAddresses"] is True
 
 
-def test_built_in_program_travels(here: Path) -> None:
+def test_example_travels(here: Path) -> None:
     made = objects(here, "kubernetes", *_IMAGE, "-n", "2", "--", "--help")["ConfigMap"]
     done = started(write_files(here, made), 0)
     assert done.returncode == 0, done.stderr

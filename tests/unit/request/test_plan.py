@@ -347,7 +347,6 @@ def test_bootstrap_of_a_python_task() -> None:
         "exception_file": "/state/job-1/exceptions/worker-1.json",
         "stacks_file": "/state/job-1/stacks/worker-1.txt",
         "fixes": True,
-        "hooks": True,
         "keep_tf_config": True,
         "pythonpath": "/mine",
     }
@@ -356,8 +355,6 @@ def test_bootstrap_of_a_python_task() -> None:
     assert bootstrap_of(command(), mine, env={"PYTHONPATH": "/theirs"}) == {**full, "pythonpath": "/theirs"}
     assert bootstrap_of(command()) == {**full, "pythonpath": None}
     assert bootstrap_of(command(), mine, fixes=False) == {**full, "fixes": False}
-    builtin = bootstrap_of(command("-P", kind=CommandKind.BUILTIN))
-    assert (builtin["fixes"], builtin["hooks"]) == (False, False)
     other = make_spec(command=command(kind=CommandKind.EXECUTABLE, interpreter=()))
     assert plan_of(other).tasks[0].order.bootstrap is None
 

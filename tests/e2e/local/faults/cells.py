@@ -46,7 +46,7 @@ class Way(StrEnum):
     FORKED = "forked"  # the tasks are forked from the preloader
     KEPT = "kept"  # the processes are those that an earlier run left (--warm)
     TERMINAL = "terminal"  # `orch up` in the foreground of a terminal
-    TENSORFLOW = "tensorflow"  # the built-in program
+    TENSORFLOW = "tensorflow"  # the example of orch
 
 
 Culprit = Literal[Who.VICTIM, Who.PEERS]

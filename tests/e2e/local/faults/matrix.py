@@ -335,7 +335,7 @@ KEPT_PROCESSES = (
     *rows(DISK, TRAINING, NO_STORAGE, KEPT),
 )
 
-# The built-in program on two workers.
+# The example of orch on two workers.
 TENSORFLOW_CELLS = (
     *rows("SIGKILL of the agent", FIRST, ORCH_FAILED, TENSORFLOW),
     *rows("SIGKILL of the supervisor", BEFORE_SPAWN, LOST, TENSORFLOW),

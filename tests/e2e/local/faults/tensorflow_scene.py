@@ -1,4 +1,4 @@
-"""The scene of a run with real TensorFlow: the built-in program."""
+"""The scene of a run with real TensorFlow: the example of orch."""
 
 from __future__ import annotations
 

@@ -58,9 +58,9 @@ def resumed(result: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fault", ["kill worker:1 at step 20", "kill chief at step 20"])
-def test_killed_builtin_program_ends_like_an_undisturbed_one(orch: Orch, fault: str) -> None:
+def test_killed_example_ends_like_an_undisturbed_one(orch: Orch, fault: str) -> None:
     steps = 8
-    program = ("--epochs", "5", "--steps-per-epoch", str(steps), "--keep", "5")
+    program = ("--epochs", "5", "--steps-per-epoch", str(steps))
     train(orch, "whole", (), program)
     result = train(orch, "killed", ("--on-failure", "restart", "--chaos", fault), program)
     first = resumed(result)
@@ -71,14 +71,12 @@ def test_killed_builtin_program_ends_like_an_undisturbed_one(orch: Orch, fault: 
     assert first["steps_lost"] == first["position"] - first["resumed_at"] <= steps
     (report,) = result["faults"]
     assert report["recovery_s"] > 0
-    for epoch in range(1, 6):
+    for epoch in range(3, 6):  # three are kept
         assert_same_training(orch.directory / f"killed/ckpt-{epoch}", orch.directory / f"whole/ckpt-{epoch}")
     whole, killed = (
-        [line.partition(" steps/s")[0].rpartition(",")[0] for line in orch(*words, name).lines]
-        for words in [("logs", "--no-prefix", "--grep", "^held-out|^epoch 5/5")]
-        for name in ("whole", "killed")
+        orch("logs", "--no-prefix", "--grep", "^held-out", name).lines for name in ("whole", "killed")
     )
-    assert len(whole) == 4 and {*killed} == {*whole}
+    assert len(whole) == 2 and {*killed} == {*whole}
 
 
 @pytest.mark.parametrize(

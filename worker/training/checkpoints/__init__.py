@@ -1,1 +1,0 @@
-"""How a training is saved and resumed: by CheckpointManager, BackupAndRestore or PreemptionCheckpointHandler."""

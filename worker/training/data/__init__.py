@@ -1,1 +1,0 @@
-"""The training data: data sets, TFRecord files, and the order of the training examples."""

@@ -1,1 +1,0 @@
-"""The process itself: its environment, output, progress, peers and end. Imports nothing slow."""

@@ -1,1 +1,0 @@
-"""Training replicas of the whole model in step, under the strategies of tf.distribute."""

@@ -1,1 +1,0 @@
-"""The results of a training: progress lines, history, event files, the evaluation and the exported model."""
