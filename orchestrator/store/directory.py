@@ -235,9 +235,10 @@ class Directory:
     def open_private(self, name: str, flags: int) -> int:
         """Open a file with these flags of open(2), create it with mode 0600 if it is missing. NotOurs, OSError.
 
-        With O_TRUNC, a file with a second hard link is replaced: the other one may be any file of this user."""
+        With O_TRUNC or O_APPEND, a file with a second hard link is replaced by an empty one: the other link may be
+        any file of this user."""
         fd = self._open_file(name, (flags & ~os.O_TRUNC) | os.O_CREAT)
-        if flags & os.O_TRUNC and os.fstat(fd).st_nlink > 1:
+        if flags & (os.O_TRUNC | os.O_APPEND) and os.fstat(fd).st_nlink > 1:
             os.close(fd)
             self.unlink(name)
             return self._open_file(name, flags | os.O_CREAT | os.O_EXCL)

@@ -43,7 +43,7 @@ class _Reserve:
         """Allocate the blocks. OSError if the disk has no space for them."""
         self._run = run
         self._name = name
-        self._fd = run.open_private(name, os.O_RDWR)
+        self._fd = run.open_private(name, os.O_RDWR | os.O_TRUNC)
         try:
             os.posix_fallocate(self._fd, 0, _RESULT_BYTES + _EVENTS_BYTES)
         except OSError:

@@ -22,6 +22,7 @@ from orchestrator.core.state.events import Noticed, Progress, StorageFailed
 from orchestrator.links.control import ControlServer
 from orchestrator.store.directory import Directory
 from orchestrator.store.files import make_private, write_once
+from orchestrator.store.logs.writer import LogStore
 from orchestrator.store.runs.locks import is_held, lock_name
 from orchestrator.store.runs.paths import RunPaths, names_dir, runs_dir, state_dir
 from orchestrator.store.runs.task_files import read_exception, write_traceback
@@ -176,6 +177,22 @@ def test_supervisor_takes_over_a_run() -> None:
     history = view.history()
     assert (history["attempt"], history["time"]) == ([1], [2.0])
     assert view.result() is not None
+
+
+def test_run_is_taken_over_without_a_change_of_files_that_it_has_links_to(tmp_path: Path) -> None:
+    """A prepared run may have hard links to any file of this user."""
+    prepared = make_run()
+    prepared.close()
+    paths = prepared.paths
+    precious = tmp_path / "precious"
+    precious.write_text("precious\nand more")
+    for place in (paths.reserve, paths.events, paths.logs / "index"):
+        place.unlink(missing_ok=True)
+        place.hardlink_to(precious)
+    with closing(RunStore.adopt(paths.root, None)) as store:
+        LogStore(store.directory.sub(paths.logs.name)).close()
+        store.append(Noticed(at=0, mono=2.0, text="two"))
+    assert precious.read_text() == "precious\nand more"
 
 
 def test_run_with_a_supervisor_or_a_result_is_not_continued() -> None:
