@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 import psutil
 import pytest
@@ -90,32 +89,33 @@ def test_detached_run_is_reached_from_the_login_node(
     login: LoginNode, machines: Testbed, slurm: Slurm, counting: tuple[str, ...]
 ) -> None:
     """It outlives an `orch attach` that is interrupted. Another one shows the end."""
+    shown = login.project / "shown"
 
-    def attach(out: IO[bytes]) -> subprocess.Popen[bytes]:
+    def attach() -> subprocess.Popen[bytes]:
         words = ("env", "-C", str(login.project), str(ORCH), "attach")
-        return machines["n0"].start(*words, env=login.environ, stdout=out, stderr=out)
+        with shown.open("wb") as out:
+            attached = machines["n0"].start(*words, env=login.environ, stdout=out, stderr=out)
+        until(lambda: shows("line"))
+        return attached
 
     def shows(text: str) -> bool:
         return all(f"worker:{index} | {text} " in shown.read_text() for index in range(3))
 
     run_id = login.orch("up", "-d", *NODES, *counting).out.strip()
     until(lambda: len(login.events("task_ready")) == 3)
-    shown = login.project / "shown"
-    with shown.open("wb") as out:
-        left = attach(out)
-        until(lambda: shows("line"))
-        signal_orch(machines, "attach", signal.SIGINT)
-        left.wait(PATIENCE_S)
-        running = login.status()
-        # The clocks of the machines are days apart.
-        assert 0 < running["uptime_s"] < 3600
-        assert (running["id"], running["state"]) == (run_id, "running")
-        assert "count.py" in login.orch("stacks").out
-        # The supervisor is on n1. Here its socket would answer; on real machines only a step reaches it.
-        assert f"HOST:{machines['n0'].address} " in (slurm.directory / "slurmd.n1.log").read_text()
-        stays = attach(out)
-        (login.project / "end").touch()
-        assert stays.wait(PATIENCE_S) == 0
+    left = attach()
+    signal_orch(machines, "attach", signal.SIGINT)
+    left.wait(PATIENCE_S)
+    running = login.status()
+    # The clocks of the machines are days apart.
+    assert 0 < running["uptime_s"] < 3600
+    assert (running["id"], running["state"]) == (run_id, "running")
+    assert "count.py" in login.orch("stacks").out
+    # The supervisor is on n1. Here its socket would answer; on real machines only a step reaches it.
+    assert f"HOST:{machines['n0'].address} " in (slurm.directory / "slurmd.n1.log").read_text()
+    stays = attach()
+    (login.project / "end").touch()
+    assert stays.wait(PATIENCE_S) == 0
     assert shows("last")
     assert login.result()["outcome"] == "succeeded"
 
