@@ -75,8 +75,8 @@ class Supervisor:
         self._queue: deque[Event] = deque()
         mono = time.monotonic()
         ends_mono = None if spec.slurm_ends_at is None else spec.slurm_ends_at - time.time() + mono
-        may_restart = FailurePolicy.RESTART in map(spec.policy_of, spec.roles)
-        files = own_files() if may_restart else {}
+        policies = {spec.policy_of(role) for role in spec.roles}
+        files = own_files() if policies & {FailurePolicy.RESTART, FailurePolicy.RESTART_TASK} else {}
         self._lifecycle = Lifecycle(
             spec,
             store.paths.run_id,

@@ -197,24 +197,27 @@ def test_history_without_rows_with_hostile_rows_and_of_no_run(orch: Orch, done: 
         assert (refused.code, refused.out) == (code, "") and said in refused.err
 
 
-def test_failure_after_an_update_of_orch_uses_no_restarts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["restart", "restart-task"])
+def test_failure_after_an_update_of_orch_uses_no_restarts(tmp_path: Path, policy: str) -> None:
     """A restart would mix two versions. The files are replaced as `pip install --upgrade` does."""
     for package in ("orchestrator", "worker"):
         shutil.copytree(ROOT / package, tmp_path / package)
-    script = "echo attempt $ORCH_ATTEMPT; until [ -e go ]; do sleep 0.1; done; exit 42"
+    script = "echo start $ORCH_ATTEMPT $ORCH_RESTARTS; until [ -e go ]; do sleep 0.1; done; exit 42"
+    words = ("up", "--max-restarts", "3", "--on-failure", policy, "--", "sh", "-c", script)
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "orchestrator", "up", "--max-restarts", "3", "--", "sh", "-c", script],
+        [sys.executable, "-P", "-m", "orchestrator", *words],
         cwd=tmp_path,
         env=Orch(tmp_path, tmp_path / "state").environ({"PYTHONPATH": str(tmp_path)}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as client:
-        assert client.stdout is not None and client.stdout.readline() == "worker:0 | attempt 1\n"
+        assert client.stdout is not None and client.stdout.readline().startswith("worker:0 | start 1")
         module = tmp_path / "worker/bootstrap/install.py"
         shutil.copy(module, module.with_suffix(".new"))
         module.with_suffix(".new").rename(module)
         (tmp_path / "go").touch()
         out, said = client.communicate(timeout=PATIENCE_S)
-    assert client.returncode == 42 and "attempt 2" not in out
-    assert "not restarted  orch was updated during this run; start it again" in said
+    assert client.returncode == 42 and "start" not in out
+    reason = "orch was updated during this run; start it again"
+    assert f"not restarted  {reason if policy == 'restart' else f'worker:0: {reason}'}" in said
