@@ -14,7 +14,7 @@ import pytest
 from orchestrator.client.page.assets import page_body, page_script, page_style
 
 ROOT = Path(__file__).resolve().parents[4]
-EXAMPLE = ROOT / "examples/integration"
+EXAMPLE = ROOT / "docs/integration"
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "orchestrator", "worker")
 TESTS = 5
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
