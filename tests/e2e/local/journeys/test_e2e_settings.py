@@ -44,6 +44,7 @@ def run(shared_orch: Orch) -> Finished:
     (orch.directory / "orch.toml").write_text('workers = 3\nenv = { WORD = "toml" }\ncwd = "deeper"\n')
     words = ("--no-prefix", "--checkpoint-dir", "kept", "-e", "WORD=flag", "--", "../env.py", "a b")
     env = {"ORCH_WORKERS": "2", "TF_CONFIG": '{"cluster": {}}', "no_proxy": "example.org"}
+    env["SLURM_JOB_NUM_NODES"] = "3"
     done = orch.within("up", *words, env={**env})
     assert done.code == 0, done.err
     return done
@@ -57,6 +58,7 @@ def tasks(run: Finished) -> list[dict[str, Any]]:
 def test_environment_of_tasks(run: Finished, tasks: list[dict[str, Any]], shared_orch: Orch) -> None:
     """A flag is taken before a variable, which is taken before orch.toml."""
     assert "TF_CONFIG is set in this environment; each task gets its own instead" in run.err
+    assert "on this machine, and not on the 3 nodes of this Slurm job; `--engine slurm` uses" in run.err
     directory = shared_orch.run_dir()
     assert len(tasks) == 2
     for index, task in enumerate(tasks):
