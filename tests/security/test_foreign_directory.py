@@ -151,6 +151,16 @@ def test_modules_in_the_current_directory_are_not_imported(orch: Orch) -> None:
 
 
 @pytest.mark.slow
+def test_module_of_the_user_may_be_called_worker(cold_orch: Orch) -> None:
+    """orch has a package of that name; the tasks get the user's."""
+    (cold_orch.directory / "worker.py").write_text("print('of the user')")
+    done = cold_orch(
+        "up", "--", "python", "-c", "import worker", env={"PYTHONPATH": str(cold_orch.directory)}
+    )
+    assert done.code == 0, done.err
+    assert "worker:0 | of the user" in done.out
+
+
 def test_pythonpath_affects_only_client_and_tasks(orch: Orch) -> None:
     """The supervisor and the agent are started with -I -S."""
     seen = orch.directory / "seen"
