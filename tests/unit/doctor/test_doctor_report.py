@@ -44,28 +44,19 @@ def test_finding_has_a_line_and_its_fix_below(machine: HealthyMachine) -> None:
     assert text[at + 1].strip() == "fix: ulimit -n 1024"
     assert text[-1] == "1 problem, 2 warnings"
     assert count_text(machine.findings()) == "no problems, no warnings"
-
-
-def test_quiet_shows_warnings_and_problems_only(machine: HealthyMachine) -> None:
     text = lines(machine.context(**SICK), quiet=True)
-    levels = [line.split()[0] for line in text if not line.startswith(" ")]
-    assert levels == ["warning", "problem", "warning"]
+    assert [line.split()[0] for line in text if not line.startswith(" ")] == ["warning", "problem", "warning"]
     assert lines(machine.context(), quiet=True) == []
 
 
-def test_wrapping_keeps_every_word(machine: HealthyMachine) -> None:
+def test_wrapping_and_colours_keep_every_word(machine: HealthyMachine) -> None:
     sick = machine.context(**SICK)
     words = " ".join(lines(sick, quiet=True)).split()
     for width in (200, 90, 60, 40, 20):
         assert " ".join(lines(sick, width, quiet=True)).split() == words
     assert all(len(line) <= 60 for line in lines(sick, 60, quiet=True))
-
-
-def test_colours_change_nothing_else(machine: HealthyMachine) -> None:
-    sick = machine.context(**SICK)
-    painted = lines(sick, 100, colour=True)
-    assert [without_colour(line) for line in painted] == lines(sick, 100)
-    assert painted != lines(sick, 100)
+    painted, plain = (lines(sick, 100, colour=colour) for colour in (True, False))
+    assert [without_colour(line) for line in painted] == plain != painted
 
 
 def test_control_characters_are_not_printed(machine: HealthyMachine) -> None:
@@ -74,29 +65,25 @@ def test_control_characters_are_not_printed(machine: HealthyMachine) -> None:
 
 
 def test_document_has_every_finding(machine: HealthyMachine) -> None:
-    sick = machine.context(**SICK)
+    sick = machine.context(**SICK, spec={"roles": {"worker": 2, "chief": 1, "ps": 3}})
     found = document(sick)
-    assert found["schema_version"] == 1 and found["healthy"] is False
-    assert [each["text"] for each in found["findings"]] == [finding.text for finding in run_checks(sick)]
-    assert {each["level"] for each in found["findings"]} == {"ok", "note", "warning", "problem"}
-    assert set(found["findings"][0]) == {"level", "topic", "text", "where", "fix"}
-    assert found["python"]["packages"]["keras"] == "3.15.1"
-    assert document(machine.context())["healthy"] is True
-
-
-def test_document_has_the_documented_fields(machine: HealthyMachine) -> None:
-    found = document(machine.context(spec={"roles": {"worker": 2, "chief": 1, "ps": 3}}))
     assert list(found) == [
         *("schema_version", "healthy", "workers", "tasks", "roles", "command", "python", "usable_cores"),
         *("free_memory_bytes", "findings", "strategies"),
     ]
-    assert (found["command"], found["workers"], found["tasks"]) == (None, 2, 6)
+    assert (found["schema_version"], found["healthy"], found["command"]) == (1, False, None)
+    assert (found["workers"], found["tasks"]) == (2, 6)
     assert found["roles"] == {"worker": 2, "chief": 1, "ps": 3}
     assert (found["usable_cores"], found["free_memory_bytes"]) == (8, 64 << 30)
+    assert [each["text"] for each in found["findings"]] == [finding.text for finding in run_checks(sick)]
+    assert {each["level"] for each in found["findings"]} == {"ok", "note", "warning", "problem"}
+    assert list(found["findings"][0]) == ["level", "topic", "text", "where", "fix"]
     assert list(found["python"]) == ["path", "version", "packages"]
+    assert found["python"]["packages"]["keras"] == "3.15.1"
     first, last = found["strategies"][0], found["strategies"][-1]
     assert list(first) == ["strategy", "way", "keras", "works", "why"]
     assert (first["works"], last["keras"]) == ("with orch's fix", None)
+    assert document(machine.context())["healthy"] is True
 
 
 def works(context: Context) -> dict[tuple[str, str, str], Works]:
