@@ -173,9 +173,7 @@ def test_role_can_have_its_own_gpus() -> None:
     assert plan.notes == ("3 GPUs for 2 tasks: 1 each; GPU 3 stays unused",)
     plan = split("1,2", 4, 2, others={PS: 1}, by_role={PS: parse_gpus("per-task 1")})
     assert plan.shares == {"worker:0": ("1",), "worker:1": ("2",), "ps:0": ("0",)}
-
-
-def test_roles_with_auto_split_the_rest_together() -> None:
+    # Roles with auto split the rest together.
     plan = split(None, 3, 2, others={EVALUATOR: 1}, by_role={EVALUATOR: parse_gpus("auto")})
     assert plan.shares == {"worker:0": ("0",), "worker:1": ("1",), "evaluator:0": ("2",)}
 

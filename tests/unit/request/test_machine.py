@@ -185,50 +185,37 @@ def dev(tmp_path: Path) -> Path:
     return directory
 
 
-class Driver:
+class NVMLError(Exception):
+    pass
+
+
+def driver(error: str = "", lost: int | None = None) -> Any:
     """The module pynvml with two GPUs, or with an error at every call."""
+    opened: list[bool] = []
 
-    class NVMLError(Exception):
-        pass
+    def fail(text: str) -> None:
+        raise NVMLError(text)
 
-    def __init__(self, error: str | None = None, lost: int | None = None) -> None:
-        self.error, self.lost, self.is_open = error, lost, False
-
-    def nvmlInit(self) -> None:
-        if self.error:
-            raise self.NVMLError(self.error)
-        self.is_open = True
-
-    def nvmlShutdown(self) -> None:
-        self.is_open = False
-
-    def nvmlDeviceGetCount(self) -> int:
-        assert self.is_open
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        if index == self.lost:
-            raise self.NVMLError("GPU is lost")
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: int) -> bytes:
-        return f"GPU-{handle}".encode()
-
-    def nvmlDeviceGetName(self, handle: int) -> str:
-        return "Made-up"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        return SimpleNamespace(total=16 * GIB)
+    return SimpleNamespace(
+        opened=opened,
+        NVMLError=NVMLError,
+        nvmlInit=lambda: fail(error) if error else opened.append(True),
+        nvmlShutdown=opened.clear,
+        nvmlDeviceGetCount=lambda: 2 * len(opened),
+        nvmlDeviceGetHandleByIndex=lambda index: fail("GPU is lost") if index == lost else index,
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}".encode(),
+        nvmlDeviceGetName=lambda handle: "Made-up",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=16 * GIB),
+    )
 
 
 def test_gpus_are_read_from_the_driver_library(dev: Path, tmp_path: Path) -> None:
     """It is not loaded without devices. A lost GPU is not counted."""
-    driver = Driver()
-    found = gpu_inventory({}, dev, lambda: driver)
+    sound, failed = driver(), driver(error="driver and library versions differ")
+    found = gpu_inventory({}, dev, lambda: sound)
     assert found.gpus == tuple(Gpu(str(n), f"GPU-{n}", "Made-up", 16 * GIB) for n in range(2))
-    assert not driver.is_open
-    assert [gpu.name for gpu in gpu_inventory({}, dev, lambda: Driver(lost=0)).gpus] == ["1"]
-    failed = Driver(error="driver and library versions differ")
+    assert not sound.opened
+    assert [gpu.name for gpu in gpu_inventory({}, dev, lambda: driver(lost=0)).gpus] == ["1"]
     found = gpu_inventory({}, dev, lambda: failed)
     assert not found.gpus and "versions differ" in found.lack
     assert "versions differ" not in gpu_inventory({}, tmp_path, lambda: failed).lack
@@ -262,28 +249,20 @@ def test_tpu_must_be_named_or_attached(tmp_path: Path) -> None:
     assert "--tpu is `local`" in refusal(tmp_path, "local")
     assert "TPU_NAME is `local`" in refusal(tmp_path, TPU_NAME="local")
     assert refusal(tmp_path, TPU_NAME="")
-    assert (
-        not refusal(tmp_path, "mine")
-        + refusal(tmp_path, TPU_NAME="mine")
-        + refusal(tmp_path, TPU_CONFIG="{}")
-    )
+    named = refusal(tmp_path, "mine"), refusal(tmp_path, TPU_NAME="mine"), refusal(tmp_path, TPU_CONFIG="{}")
+    assert named == ("", "", "")
+    context = Context(make_spec(strategy=StrategyChoice(Strategy.MIRRORED)), {}, root=tmp_path)
+    assert list(check_tpu(context)) == [], "other strategies need no TPU"
 
 
 def test_attached_tpu_is_accepted(tmp_path: Path) -> None:
     slot = tmp_path / "sys/bus/pci/devices/0000:00:04.0"
     slot.mkdir(parents=True)
     (slot / "vendor").write_text("0x1ae0\n")
-    # Google's network card.
-    (slot / "device").write_text("0x0042\n")
-    assert refusal(tmp_path)
-    (slot / "device").write_text("0x0063\n")
-    assert not refusal(tmp_path)
-    (slot / "device").write_text("0x0042\n")
+    # Google's network card, and a TPU.
+    for device, is_refused in (("0x0063\n", False), ("0x0042\n", True)):
+        (slot / "device").write_text(device)
+        assert bool(refusal(tmp_path)) is is_refused, device
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/accel0").touch()
     assert not refusal(tmp_path, "local")
-
-
-def test_other_strategies_need_no_tpu(tmp_path: Path) -> None:
-    context = Context(make_spec(strategy=StrategyChoice(Strategy.MIRRORED)), {}, root=tmp_path)
-    assert list(check_tpu(context)) == []

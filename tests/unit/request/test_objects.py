@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from making import cause, run_result, task_end
+
 import orchestrator
 from orchestrator.client.launch import Cluster
 from orchestrator.client.session import Session
-from orchestrator.core.state.result import Cause, CauseKind, RunResult, TaskEnd
 
 
 def test_public_names_are_listed() -> None:
@@ -38,18 +39,9 @@ def test_objects_show_what_they_are(tmp_path: Path) -> None:
 
 
 def test_text_of_a_task_is_cleaned() -> None:
-    result = RunResult(
-        run_id="digits-1",
-        outcome="failed",
-        exit_code=3,
-        attempts=1,
-        cause=Cause(task="worker:1", kind=CauseKind.EXITED, text="exit\x1b[2J 3\n"),
-        first_failure=None,
-        detection_s=None,
-        teardown_s=None,
-        tasks=(TaskEnd(task="worker:1", state="failed", exit_code=3, signal=None),),
-    )
-    assert repr(result) == "<RunResult digits-1: failed, exit code 3; worker:1: exit 3\u240a>"
+    why = cause(text="exit\x1b[2J 3\n")
+    result = run_result("failed", task_end(1, "failed", 3), cause=why, exit_code=3)
+    assert repr(result) == "<RunResult run-1: failed, exit code 3; worker:1: exit 3\u240a>"
     assert repr(result.tasks) == "(<TaskEnd worker:1: failed, exit 3>,)"
 
 

@@ -168,9 +168,12 @@ def test_failure_policy_of_each_role(load_here: Load) -> None:
         (
             "[roles.ps]\non-failure = 'restart'",
             {"on_failure": "abort"},
-            {"chief": ABORT, "worker": ABORT, "ps": RESTART},
+            with_ps | {"worker": ABORT, "ps": RESTART},
         ),
         ("", {"workers": 2, "max_restarts": 5}, {"worker": RESTART}),
+        ("", {"max_restarts": "0"}, {"worker": ABORT}),
+        ("", {"max_restarts": "5", "on_failure": "restart-task"}, {"worker": RESTART_TASK}),
+        ("", {"max_restarts": "5", "on_failure": "abort"}, {"worker": ABORT}),
         ("", {"ps": 1, "max_restarts": 5}, with_ps),
     ]
     for toml, flags, policies in table:

@@ -6,8 +6,9 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from acting_as import needs_root
@@ -120,16 +121,14 @@ def test_place_without_a_regular_file_is_refused_at_once(load_here: Load, tmp_pa
     os.mkfifo(place)
     assert f"{place}: is not a regular file; fix or remove it" in refusal(load_here)
     place.unlink()
+    place.symlink_to("/dev/zero")
+    assert "is not a regular file" in refusal(load_here)
+    place.unlink()
     place.symlink_to("gone.toml")
     said = refusal(load_here)
     assert f"{place}: is a link to gone.toml, which does not exist; fix or remove it" in said
     said = refusal(load, {"command": ["/bin/true"]}, {}, tmp_path / "gone")
     assert re.match(r"the current directory: .*gone does not exist", said)
-
-
-def test_endless_file_is_refused(load_here: Load, tmp_path: Path) -> None:
-    (tmp_path / "orch.toml").symlink_to("/dev/zero")
-    assert "is not a regular file" in refusal(load_here)
 
 
 @needs_root
@@ -138,6 +137,11 @@ def test_file_of_another_user_is_refused_where_all_users_may_write(tmp_path: Pat
     here = tmp_path / "here"
     here.mkdir()
     command = {"command": ["/bin/true"]}
+    # A pyproject.toml without settings of orch does not matter.
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    os.chown(tmp_path / "pyproject.toml", ORDINARY, ORDINARY)
+    tmp_path.chmod(0o1777)
+    load(command, {}, tmp_path)
     for name, text in {"orch.toml": "workers = 3\n", "pyproject.toml": "[tool.orch]\nworkers = 3\n"}.items():
         if planted == "link":
             (here / name).symlink_to(tmp_path / "own")
@@ -156,16 +160,6 @@ def test_file_of_another_user_is_refused_where_all_users_may_write(tmp_path: Pat
         (here / name).unlink()
 
 
-@needs_root
-def test_pyproject_of_another_user_without_settings_of_orch_is_ignored(
-    load_here: Load, tmp_path: Path
-) -> None:
-    (tmp_path / "pyproject.toml").write_text(PROJECT)
-    os.chown(tmp_path / "pyproject.toml", ORDINARY, ORDINARY)
-    tmp_path.chmod(0o1777)
-    load_here()
-
-
 # -- any input
 
 _MANY = 50
@@ -175,26 +169,6 @@ _MANY = 50
 def place() -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as directory:
         yield Path(directory)
-
-
-def expect_a_request_or_a_usage_error(
-    toml: bytes | None, environ: Mapping[str, str], flags: Mapping[str, object], place: Path
-) -> None:
-    file = place / "orch.toml"
-    if toml is None:
-        file.unlink(missing_ok=True)
-    else:
-        file.write_bytes(toml)
-    try:
-        request = load(flags, {"PATH": os.defpath, **environ}, place)
-    except UsageError as error:
-        assert str(error).strip()
-        return
-    spec = request.spec
-    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
-    if spec.workers <= _MANY:
-        plan = placeholder_plan(spec, RunPaths(place / "run"), environ)
-        json.dumps(config_document(spec, plan))
 
 
 words = st.sampled_from(
@@ -218,28 +192,10 @@ values = st.recursive(
 keys = st.sampled_from([setting.key for setting in SETTINGS.values()] + list(SETTINGS)) | st.text(max_size=6)
 
 
-@given(table=st.dictionaries(keys, values, max_size=4))
-def test_any_toml_is_a_request_or_a_usage_error(place: Path, table: dict[str, object]) -> None:
-    lines = [f"{toml_value(key)} = {toml_value(value)}" for key, value in table.items()]
-    expect_a_request_or_a_usage_error("\n".join(lines).encode(), {}, {"command": ["/bin/true"]}, place)
-
-
-@given(st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode(errors="replace")))
-def test_any_bytes_are_a_request_or_a_usage_error(place: Path, toml: bytes) -> None:
-    expect_a_request_or_a_usage_error(toml, {}, {"command": ["/bin/true"]}, place)
-
-
 variables = st.sampled_from(
     [setting.variable for setting in SETTINGS.values()] + ["TF_CONFIG", "no_proxy", "ORCH_RUN_ID"]
 )
 variable_values = texts | st.text(st.characters(codec=None), max_size=8) | st.just("\udcff\udc80")
-
-
-@given(environ=st.dictionaries(variables, variable_values, max_size=5))
-def test_any_environment_is_a_request_or_a_usage_error(place: Path, environ: dict[str, str]) -> None:
-    expect_a_request_or_a_usage_error(None, environ, {}, place)
-
-
 typed = (
     scalars
     | st.none()
@@ -247,8 +203,34 @@ typed = (
     | st.dictionaries(texts, scalars, max_size=3)
     | st.binary(max_size=4)
 )
+COMMAND: dict[str, object] = {"command": ["/bin/true"]}
+TOML, BYTES, ENVIRONMENT, FLAGS = SOURCES = (
+    st.dictionaries(keys, values, max_size=4),
+    st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode(errors="replace")),
+    st.dictionaries(variables, variable_values, max_size=5),
+    st.dictionaries(st.sampled_from(list(SETTINGS)), typed, max_size=4),
+)
 
 
-@given(flags=st.dictionaries(st.sampled_from(list(SETTINGS)), typed, max_size=4))
-def test_any_flags_are_a_request_or_a_usage_error(place: Path, flags: dict[str, object]) -> None:
-    expect_a_request_or_a_usage_error(None, {}, flags, place)
+@pytest.mark.parametrize("source", SOURCES, ids=["toml", "bytes", "environment", "flags"])
+@given(data=st.data())
+def test_any_input_is_a_request_or_a_usage_error(place: Path, source: Any, data: st.DataObject) -> None:
+    drawn = data.draw(source)
+    lines = (
+        [f"{toml_value(key)} = {toml_value(value)}" for key, value in drawn.items()] if source is TOML else []
+    )
+    toml = drawn if source is BYTES else "\n".join(lines).encode() if source is TOML else None
+    environ = drawn if source is ENVIRONMENT else {}
+    flags = drawn if source is FLAGS else {} if source is ENVIRONMENT else COMMAND
+    file = place / "orch.toml"
+    file.unlink(missing_ok=True)
+    if toml is not None:
+        file.write_bytes(toml)
+    try:
+        spec = load(flags, {"PATH": os.defpath, **environ}, place).spec
+    except UsageError as error:
+        assert str(error).strip()
+        return
+    assert JobSpec.model_validate_json(spec.model_dump_json()) == spec
+    if spec.workers <= _MANY:
+        json.dumps(config_document(spec, placeholder_plan(spec, RunPaths(place / "run"), environ)))
