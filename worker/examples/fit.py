@@ -82,6 +82,7 @@ def train():
 
     # The order follows from the seed: a resumed training continues with the very next batch.
     done = int(epochs_done)
+    common.report(global_batch=global_batch)  # steps and losses of fit are known to orch
     model.fit(
         digits.batches(global_batch, done * steps),
         epochs=options.epochs,
