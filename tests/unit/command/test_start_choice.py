@@ -112,77 +112,39 @@ CHANGING = [
     ("2 uses exec, which can run anything", "exec(open('x').read())"),
     ("3 uses importlib.import_module", "import importlib, sys\nimportlib.import_module(sys.argv[1])"),
     ("3 imports torch", "import numpy\nimport torch"),
-    ("2 imports ray", "from ray.tune import run"),
     ("3 uses threading.Thread", "import threading\nthreading.Thread(target=print).start()"),
-    ("3 uses multiprocessing.Pool", "from multiprocessing import Pool\npool = Pool(2)"),
-    ("2 uses os.sched_setaffinity", "os.sched_setaffinity(0, {0})"),
     ("3 uses sys.path.insert", "import sys\nsys.path.insert(0, sys.argv[1])"),
     ("3 changes sys.path, or passes it on", "import sys\nsys.path = []"),
-    ("3 uses sys.modules", "import sys\nsys.modules['keras'] = None"),
     ("6 sets A", "try:\n    import nltk\n    import tensorflow\nexcept ImportError:\n    SET"),
     ("7 sets A", "try:\n    import nltk\n    import tensorflow\nexcept ImportError:\n    pass\nSET"),
-    (
-        "6 sets A",
-        "import contextlib as c\nwith c.suppress(OSError):\n import nltk\n import tensorflow\nSET",
-    ),
+    ("6 sets A", "import contextlib as c\nwith c.suppress(OSError):\n import nltk\n import tensorflow\nSET"),
     ("2 sets KERAS_BACKEND", "os.environ['KERAS_BACKEND'] = 'jax'"),
     ("2 uses os.environ.setdefault", "s = os.environ.setdefault\ns('A', '1')"),
     ("2 PASSED", "d = {'e': os.environ}"),
     ("2 PASSED", "e = None or os.environ\ne['A'] = '1'"),
-    ("2 PASSED", "conf(env=os.environ)"),
     ("2 uses os", "getattr(os, 'environ')['A'] = '1'"),
-    ("3 uses dotenv.load_dotenv", "from dotenv import load_dotenv as l\nl()"),
-    ("3 uses dotenv.load_dotenv", "import dotenv\ndotenv.load_dotenv()"),
     ("4 uses globals, which can run anything", "def f():\n    SET\nglobals()['f']()"),
     ("5 uses C, NOT_FOLLOWED", "class C:\n    def f(self):\n        SET\ngetattr(C(), name)()"),
-    (
-        "6 uses operator.methodcaller",
-        "import operator as o\nclass C:\n def f(s):\n  SET\no.methodcaller(x)",
-    ),
-    (
-        "5 uses r, NOT_FOLLOWED",
-        "R = []\ndef r(f):\n R.append(f)\n@r\ndef g():\n SET\nfor g in R: g()",
-    ),
+    ("3 uses operator.methodcaller", "import operator as o\no.methodcaller(x)"),
+    ("5 uses r, NOT_FOLLOWED", "R = []\ndef r(f):\n R.append(f)\n@r\ndef g():\n SET\nfor g in R: g()"),
     ("3 uses logging.getLogger", "import logging\nlog = logging.getLogger('absl')\nlog.setLevel(40)"),
     ("4 replaces builtins.__import__", "import builtins\ndef f(*a): pass\nbuiltins.__import__ = f"),
     ("3 uses sys", "import sys\nsetattr(sys, 'stderr', x)"),
     ("3 changes sys.path, or passes it on", "import sys\np = sys.path\np[:0] = [x]"),
     ("3 changes sys.path, or passes it on", "import sys\np = sys.path\np += [x]"),
     ("3 uses sys.settrace", "import sys\nsys.settrace(f)"),
-    ("3 uses cProfile.Profile", "import cProfile as c\np = c.Profile()"),
-    ("3 uses sys.path.insert", "from sys import path\npath.insert(0, x)"),
-    ("3 changes sys.path, or passes it on", "import sys\nprepare(sys.path)"),
     ("3 uses sys.modules", "from sys import modules as m\nm['x'] = 1"),
-    ("3 uses sys.modules", "import sys as s\ns.modules['x'] = 1"),
     ("3 uses logging.basicConfig", "import logging as l\nl.basicConfig()"),
     ("3 uses logging.config.dictConfig", "from logging.config import dictConfig as d\nd({})"),
-    ("3 uses logging.config.fileConfig", "import logging.config\nlogging.config.fileConfig('x')"),
-    ("3 uses logging.setLoggerClass", "import logging\nlogging.setLoggerClass(C)"),
-    ("3 uses logging.captureWarnings", "import logging\nlogging.captureWarnings(True)"),
-    ("3 uses logging.disable", "import logging\nlogging.disable(50)"),
     ("3 uses logging.info", "import logging as l\nl.info('x')"),
-    ("3 uses logging.warning", "from logging import warning as w\nw('x')"),
     ("3 uses logging.getLogger", "import logging\nlogging.getLogger().addHandler(h)"),
-    ("3 uses logging.getLogger", "import logging\nr = logging.getLogger()\nr.setLevel(10)"),
-    ("3 uses logging.root.addHandler", "import logging\nlogging.root.addHandler(h)"),
     ("3 replaces logging.root.handlers", "from logging import root\nroot.handlers = []"),
     ("3 uses logging.getLogger", "import logging\nlogging.getLogger('tensorflow').addHandler(h)"),
-    (
-        "3 uses absl.logging.get_absl_logger",
-        "from absl import logging as l\nl.get_absl_logger().f(h)",
-    ),
-    ("3 replaces logging.lastResort", "import logging\nlogging.lastResort = None"),
     ("3 uses absl.logging.use_absl_handler", "from absl import logging\nlogging.use_absl_handler()"),
     ("3 uses warnings.simplefilter", "import warnings\nwarnings.simplefilter('error')"),
     ("3 replaces sys.stderr", "import sys\nsys.stderr = x"),
     ("3 replaces sys.stdout", "import sys\nwith open('x') as sys.stdout:\n    pass"),
-    (
-        "3 uses contextlib.redirect_stderr",
-        "import contextlib as c\nwith c.redirect_stderr(f): pass",
-    ),
-    ("2 uses os.dup2", "os.dup2(3, 2)"),
     ("3 uses hydra.main", "import hydra\n@hydra.main(version_base=None)\ndef main(cfg): pass"),
-    ("2 uses os", "getattr(os, name)('A', '1')"),
     ("3 sets A", "import shutil\nshutil.SET"),
     ("3 uses sys.modules", "import sys\nm = sys.modules[__name__]"),
     ("2 imports all names of os", "from os import *\nenviron['A'] = '1'"),
@@ -311,10 +273,7 @@ def test_modules_of_a_directory_added_to_sys_path_are_local(tmp_path: Path) -> N
 
 def test_a_local_module_with_the_name_of_one_that_tensorflow_imports_prevents_a_fork(tmp_path: Path) -> None:
     for number, name in enumerate(
-        (
-            *("numpy.py", "json.py", "queue/__init__.py", "keras/__init__.py", "six.so", "pandas.py"),
-            *("PIL/__init__.py", "jax.py"),
-        )
+        ("numpy.py", "json.py", "queue/__init__.py", "keras/__init__.py", "six.so", "jax.py")
     ):
         cwd = tmp_path / str(number)
         write(cwd, TENSORFLOW)
@@ -422,12 +381,7 @@ def test_options_of_python_and_kinds_of_targets(tmp_path: Path) -> None:
 def test_variables_that_change_imports(tmp_path: Path) -> None:
     write(tmp_path, TENSORFLOW)
     spawned = ("PYTHONVERBOSE=1", "PYTHONDEVMODE=1", "PYTHONWARNINGS=error")
-    forked = (
-        "PYTHONWARNINGS=ignore",
-        "PYTHONUNBUFFERED=1",
-        "PYTHONMALLOC=malloc",
-        "LD_PRELOAD=libtcmalloc.so",
-    )
+    forked = ("PYTHONWARNINGS=ignore", "PYTHONUNBUFFERED=1", "LD_PRELOAD=libtcmalloc.so")
     for pair in (*spawned, *forked):
         name, _, value = pair.partition("=")
         assert choose(tmp_path, environ={name: value}).fork is (pair in forked), pair

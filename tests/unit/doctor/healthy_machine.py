@@ -36,12 +36,7 @@ SCRIPT = Command(
     interpreter=("/opt/python",),
 )
 SPEC = JobSpec(
-    roles={"worker": 2},
-    name="job",
-    command=SCRIPT,
-    directory=Path("/"),
-    cwd=Path("/"),
-    cores=Cores(8, 8),
+    roles={"worker": 2}, name="job", command=SCRIPT, directory=Path("/"), cwd=Path("/"), cores=Cores(8, 8)
 )
 FILES = {
     "proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu sse4_2 avx avx2\n",

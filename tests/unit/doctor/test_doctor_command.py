@@ -101,10 +101,7 @@ def test_limits_of_the_shell_an_open_state_directory_and_a_proxy(doctor: Doctor,
     document, found = doctor.document(
         *("--workers", "500"),
         before=limited("-n 100", "-t 3600", "-f 999999"),
-        env={
-            "XDG_STATE_HOME": f"{tmp_path}/open",
-            "https_proxy": "http://me:hunter2@proxy.example:3128",
-        },
+        env={"XDG_STATE_HOME": f"{tmp_path}/open", "https_proxy": "http://me:hunter2@proxy.example:3128"},
         code=1,
     )
     assert (document["workers"], document["tasks"]) == (500, 1000)
