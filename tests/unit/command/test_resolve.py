@@ -42,12 +42,46 @@ def write(place: CommandPlace, name: str, text: str = "", mode: int = 0o644) -> 
     return path
 
 
-def test_script_runs_under_the_active_environment(place: CommandPlace) -> None:
-    write(place, "train.py", "import tensorflow as tf")
-    command = resolve(place, "train.py", "--epochs", "3")
-    assert command.argv == (f"{place.environ['VIRTUAL_ENV']}/bin/python", "train.py", "--epochs", "3")
-    assert (command.kind, command.serves) == (CommandKind.SCRIPT, True)
-    assert str(command) == "train.py --epochs 3"
+def test_words_become_a_command(place: CommandPlace) -> None:
+    for name, text in {
+        "train.py": "from keras import layers",
+        "app/__main__.py": "import tensorflow",
+    }.items():
+        write(place, name, text)
+    write(place, "pkg/mod.py", "print(1)")
+    write(place, "run.sh", "#!/bin/sh\n", mode=0o755)
+    write(place, "train", "#!/usr/bin/env python\nimport tensorflow\n", mode=0o755)
+    active, python = (f"{each}/python" for each in (f"{place.environ['VIRTUAL_ENV']}/bin", place.path))
+    script, module, executable = CommandKind.SCRIPT, CommandKind.MODULE, CommandKind.EXECUTABLE
+    # The words, what is executed, the kind, whether it may use TensorFlow, and the interpreter with its options.
+    table: list[tuple[str, str, CommandKind, bool, str]] = [
+        ("train.py --epochs 3", f"{active} train.py --epochs 3", script, True, active),
+        ("python -u train.py -B", f"{python} -u train.py -B", script, True, f"{python} -u"),
+        ("python app", f"{python} app", script, True, python),
+        ("-m pkg.mod x", f"{active} -m pkg.mod x", module, False, active),
+        ("python -m pkg.mod", f"{python} -m pkg.mod", module, False, python),
+        ("tool a", f"{place.path}/tool a", executable, False, ""),
+        ("./run.sh", f"{place.cwd}/run.sh", executable, False, ""),
+        ("./train x", f"{python} {place.cwd}/train x", executable, True, python),
+    ]
+    for words, *expected in table:
+        command = resolve(place, *words.split())
+        argv, interpreter = " ".join(command.argv), " ".join(command.interpreter)
+        assert [argv, command.kind, command.serves, interpreter] == expected, words
+        assert str(command) == words
+    assert resolve(place, "./train").start.fork
+    assert resolve(place, "tool").start.reason == "it is not a Python program"
+    assert resolve(place, "python", "-c", "import tensorflow").serves
+    assert not resolve(place, "python", "-c", "print(1)").serves
+    # Installed modules may use TensorFlow unless Python brings them.
+    modules = {
+        "json.tool": False,
+        "http.server": False,
+        "cProfile": True,
+        "pdb": True,
+        "installed.train": True,
+    }
+    assert {name: resolve(place, "python", "-m", name).serves for name in modules} == modules
 
 
 @needs_tensorflow
@@ -67,53 +101,6 @@ def test_file_too_large_to_be_read_is_spawned_and_may_use_tensorflow(place: Comm
         file.truncate(5 << 20)
     command = resolve(place, "python", "app.pyz")
     assert command.serves and not command.start.fork
-
-
-def test_python_and_its_programs(place: CommandPlace) -> None:
-    write(place, "train.py", "from keras import layers")
-    command = resolve(place, "python", "-u", "train.py")
-    assert command.argv == (f"{place.path}/python", "-u", "train.py")
-    assert (command.kind, command.serves) == (CommandKind.SCRIPT, True)
-    assert resolve(place, "python", "-c", "import tensorflow").serves
-    assert not resolve(place, "python", "-c", "print(1)").serves
-    write(place, "app/__main__.py", "import tensorflow")
-    assert resolve(place, "python", "app").serves
-
-
-def test_module(place: CommandPlace) -> None:
-    write(place, "pkg/mod.py", "print(1)")
-    command = resolve(place, "-m", "pkg.mod", "x")
-    assert command.argv == (f"{place.environ['VIRTUAL_ENV']}/bin/python", "-m", "pkg.mod", "x")
-    assert (command.kind, command.serves) == (CommandKind.MODULE, False)
-    assert resolve(place, "python", "-m", "pkg.mod").kind is CommandKind.MODULE
-    # Installed modules may use TensorFlow unless Python brings them.
-    table = {"json.tool": False, "http.server": False, "cProfile": True, "pdb": True, "installed.train": True}
-    assert {module: resolve(place, "python", "-m", module).serves for module in table} == table
-
-
-def test_executable_on_path_and_by_path(place: CommandPlace) -> None:
-    write(place, "run.sh", "#!/bin/sh\n", mode=0o755)
-    assert resolve(place, "tool", "a").argv == (f"{place.path}/tool", "a")
-    command = resolve(place, "./run.sh")
-    assert command.argv == (str(place.cwd / "run.sh"),)
-    assert (command.kind, command.serves) == (CommandKind.EXECUTABLE, False)
-
-
-def test_executable_whose_first_line_names_a_python(place: CommandPlace) -> None:
-    path = write(place, "train", "#!/usr/bin/env python\nimport tensorflow\n", mode=0o755)
-    command = resolve(place, "./train", "x")
-    assert command.argv == (f"{place.path}/python", str(path), "x")
-    assert (command.kind, command.serves) == (CommandKind.EXECUTABLE, True)
-    assert command.interpreter == (f"{place.path}/python",)
-    assert command.start.fork
-    assert str(command) == "./train x"
-
-
-def test_interpreter_includes_its_options(place: CommandPlace) -> None:
-    write(place, "train.py", "import tensorflow")
-    assert resolve(place, "python", "-u", "train.py", "-B").interpreter == (f"{place.path}/python", "-u")
-    assert resolve(place, "tool").interpreter == ()
-    assert resolve(place, "tool").start.reason == "it is not a Python program"
 
 
 def test_options_reach_the_start_method_and_the_keras(place: CommandPlace) -> None:

@@ -40,23 +40,13 @@ class Doctor:
     ) -> subprocess.CompletedProcess[str]:
         environ = self.env | (env or {})
         if not before:
-            return self._within(words, environ)
-        return subprocess.run(
-            [*before, str(ORCH), "doctor", *words],
-            cwd=self.directory,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-
-    def _within(self, words: tuple[str, ...], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        traces = self.directory.parent / "doctor-within"
-        code = run_within(("doctor", *words), self.directory, environ, traces)
-        out, err = (traces.with_suffix(end).read_text() for end in (".out", ".err"))
-        return subprocess.CompletedProcess(words, code, out, err)
+            traces = self.directory.parent / "doctor-within"
+            code = run_within(("doctor", *words), self.directory, environ, traces)
+            out, err = (traces.with_suffix(end).read_text() for end in (".out", ".err"))
+            return subprocess.CompletedProcess(words, code, out, err)
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+        command = [*before, str(ORCH), "doctor", *words]
+        return subprocess.run(command, cwd=self.directory, env=environ, timeout=PATIENCE_S, **options)
 
     def document(self, *words: str, code: int = 0, **given: Any) -> tuple[dict[str, Any], Topics]:
         """The document of `--json`, and its findings by topic."""

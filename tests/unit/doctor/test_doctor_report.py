@@ -99,9 +99,6 @@ def test_strategies_of_the_installed_versions(machine: HealthyMachine) -> None:
     without = machine.context(python={"versions": {"tensorflow": "2.21.0", "keras": "3.15.1"}})
     assert not any(keras == "tf_keras" for _, _, keras in works(without))
     assert works(machine.context(python={"versions": {}})) == {}
-
-
-def test_untested_versions_are_marked(machine: HealthyMachine) -> None:
     untried = machine.context(python={"versions": {**PYTHON.versions, "tensorflow": "2.9.1"}})
     assert set(works(untried).values()) == {Works.UNTRIED}
     newer = {

@@ -166,12 +166,6 @@ def test_mode_and_link_of_the_state_directory(state_dir: Path) -> None:
     assert "(mode 750)" in names.text and link.text == f"is a symbolic link to {real}"
 
 
-def test_file_in_place_of_the_state_directory(state_dir: Path) -> None:
-    write(state_dir, "")
-    assert write_error(state_dir / "orch") == f"{state_dir} is not a directory"
-    assert [finding.level for finding in state_findings()] == [Level.PROBLEM]
-
-
 def test_state_path_that_is_too_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", f"{tmp_path}/{'x' * 300}")
     (found,) = state_findings()

@@ -6,7 +6,6 @@ import os
 import re
 from pathlib import Path
 
-import pytest
 from spec_making import make_spec, refusal
 
 from orchestrator.core.job.choices import EngineName
@@ -52,18 +51,8 @@ def test_file_in_place_of_a_directory_is_refused(tmp_path: Path) -> None:
             assert said.startswith(f"{option}: {tmp_path}/file is not a directory; name a"), directory
 
 
-def output_to(directory: Path | str) -> str:
-    context = Context(make_spec(log_dir=Path(directory)), {})
-    return refusal(refuse_problems, context, [check_output_directories])
-
-
 def test_unwritable_file_system_is_refused() -> None:
     for directory in ("/proc/here", "/sys/kernel/here/below"):
         expected = rf"--log-dir: {directory} cannot be written \(.+\); name a directory that can"
-        assert re.match(expected, output_to(directory))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_directory_without_permission_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "closed").mkdir(mode=0o500)
-    assert "cannot be written (Permission denied)" in output_to(tmp_path / "closed" / "below")
+        context = Context(make_spec(log_dir=Path(directory)), {})
+        assert re.match(expected, refusal(refuse_problems, context, [check_output_directories]))
