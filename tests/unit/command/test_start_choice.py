@@ -195,47 +195,86 @@ def test_constants_for_tensorflow_are_set_while_it_is_preloaded(tmp_path: Path) 
 
 MAIN = "def main():\n    print()\n    import tensorflow as tf\n"
 OTHER = "def other():\n    SET\n"
+ENV = "import os\nenv = os.environ\n"
+SETUP = "import os\ndef setup():\n    SET\n"
+SETS_A = "import os\nSET\n"
+MODELS = "from src.models import net\nimport src.models.net\n"
+ENVIRON = "from os import environ\n"
+ADD_LIB = "import sys\nsys.path.insert(0, 'lib')\nimport settings\n"
+CONFIG = "import argparse\nSIZE = 3\nparser = argparse.ArgumentParser()\ndef f(): pass\n"
+FUNCTIONS = dict.fromkeys(("config/__init__.py", "config/sub.py"), "import os\ndef f():\n    SET\n")
+# t.py, the other files, and what prevents a fork ("": nothing does).
+PROJECTS: list[tuple[str, dict[str, str], str]] = [
+    # An import in a function or under a condition is not certain.
+    (f"{MAIN}if __name__ == '__main__':\n    main()\n", {}, "t.py line 5 uses main"),
+    (f"import os, absl.app\n{MAIN}{OTHER}absl.app.run(main)\n", {}, "t.py line 7 uses main"),
+    (f"import os\n{MAIN}try:\n    main()\nexcept OSError:\n    pass\n", {}, "t.py line 6 uses main"),
+    (f"import os\n{MAIN}{OTHER}", {}, "t.py runs a function, or code under a condition"),
+    (f"import os, sys\nif sys.argv[1:]:\n    import keras\nSET\n{TENSORFLOW}", {}, "t.py line 4 sets A"),
+    # Code after a certain import does not matter.
+    (f"import os\nif x():\n    {TENSORFLOW}else:\n    import keras\nSET\n", {}, ""),
+    (f"import os\ntry:\n    {TENSORFLOW}except ImportError:\n    pass\nSET\n", {}, ""),
+    (f"import os\ntry:\n    print()\n    {TENSORFLOW}finally:\n    SET\n", {}, ""),
+    (f"import os\nif __name__ == '__main__':\n    {TENSORFLOW}    SET\n", {}, ""),
+    (f"import os, warnings\nwith warnings.catch_warnings():\n    {TENSORFLOW}SET\n", {}, ""),
+    # Local modules are read in the order of their imports.
+    *(
+        (
+            f"import first\nimport second\n{TENSORFLOW}",
+            {"first.py": first, "lib/__init__.py": "", "lib/inner.py": SETS_A, "second.py": SETS_A},
+            says,
+        )
+        for first, says in {"from lib import inner\n": "lib/inner.py line 2 sets A", TENSORFLOW: ""}.items()
+    ),
+    # A package without __init__.py is local if it has the module.
+    (f"from torch.models import load\n{TENSORFLOW}", {"torch/models/net.py": ""}, "imports torch, which"),
+    (MODELS + TENSORFLOW, {"src/models/net.py": "x = 1\n"}, ""),
+    (MODELS + TENSORFLOW, {"src/models/net.py": SETS_A}, "src/models/net.py line 2 sets A"),
+    # Modules of a directory that is added to sys.path are local.
+    (ADD_LIB + TENSORFLOW, {"lib/settings.py": SETS_A}, "lib/settings.py line 2 sets A"),
+    (ADD_LIB + TENSORFLOW, {"lib/settings.py": ""}, ""),
+    (ADD_LIB + TENSORFLOW, {"lib/settings.py": "", "lib/numpy.py": ""}, "lib/numpy.py takes the place"),
+    # Uses of the names of local modules.
+    *(
+        (use + TENSORFLOW, {"common.py": common}, says)
+        for use, common, says in (
+            ("from common import setup as s\ns()\n", SETUP, "t.py line 2 uses common.setup"),
+            ("import common as c\nc.setup()\n", SETUP, "t.py line 2 uses common.setup"),
+            ("import common\ngetattr(common, 'setup')()\n", SETUP, "t.py line 2 uses common"),
+            ("import common\nvars(common)[x]()\n", SETUP, "t.py line 2 uses common"),
+            ("from common import *\nsetup()\n", SETUP, "t.py line 1 imports all names of common"),
+            ("from common import *\nenv['A'] = str(1)\n", ENV, "common.py line 2 changes"),
+            ("import common\ncommon.env['A'] = str(1)\n", ENV, "common.py line 2 changes"),
+            ("from common import environ as e\ne['A'] = str(1)\n", ENVIRON, "line 2 uses common."),
+            ("import common\ncommon.environ['A'] = str(1)\n", ENVIRON, "t.py line 2 sets A"),
+            # Their variables may be read.
+            ("import common\nprint(common.SIZE)\n", CONFIG, ""),
+            ("from common import SIZE as s\nsize = 2 * s\n", CONFIG, ""),
+            ("import common as c\nc.parser.parse_args()\n", CONFIG, ""),
+        )
+    ),
+    *(
+        (f"import config, config.sub\n{use}{TENSORFLOW}", FUNCTIONS, "t.py line 2 uses config")
+        for use in ("x = config.f\n", "config.__dict__['f']()\n", "config.sub.f()\n", "x = config\n")
+    ),
+    # Source that cannot be read.
+    (f"import helper\n{TENSORFLOW}", {"helper.py": "import os as as o\n"}, "helper.py line 1 cannot be read"),
+    (f"x = {'-' * 5_000}1\n{TENSORFLOW}", {}, "it does not import tensorflow"),
+]
 
 
-def test_an_import_in_a_function_or_under_a_condition_is_not_certain(tmp_path: Path) -> None:
-    table = {
-        f"{MAIN}if __name__ == '__main__':\n    main()\n": "t.py line 5 uses main",
-        f"import os, absl.app\n{MAIN}{OTHER}absl.app.run(main)\n": "t.py line 7 uses main",
-        f"import os\n{MAIN}try:\n    main()\nexcept Exception as e:\n    print(e)\n": "t.py line 6 uses main",
-        f"import os\n{MAIN}{OTHER}": "t.py runs a function, or code under a condition",
-        f"import os, sys\nif sys.argv[1:]:\n    import keras\nSET\n{TENSORFLOW}": "t.py line 4 sets A",
-    }
-    for text, says in table.items():
-        write(tmp_path, text)
-        start = choose(tmp_path)
-        assert not start.fork and says in start.reason, text
-
-
-def test_code_after_a_certain_import_does_not_matter(tmp_path: Path) -> None:
-    for text in (
-        f"import os\nif x():\n    {TENSORFLOW}else:\n    import keras\nSET\n",
-        f"import os\ntry:\n    {TENSORFLOW}except ImportError:\n    pass\nSET\n",
-        f"import os\ntry:\n    print()\n    {TENSORFLOW}finally:\n    SET\n",
-        f"import os\nif __name__ == '__main__':\n    {TENSORFLOW}    SET\n",
-        f"import os, warnings\nwith warnings.catch_warnings():\n    {TENSORFLOW}SET\n",
-    ):
-        write(tmp_path, text)
-        start = choose(tmp_path)
-        assert start.fork, (text, start.reason)
+def test_what_prevents_a_fork_in_a_project(tmp_path: Path) -> None:
+    wrong = []
+    for number, (text, files, says) in enumerate(PROJECTS):
+        for name, source in {"t.py": text, **files}.items():
+            write(tmp_path / str(number), source, name)
+        start = choose(tmp_path / str(number))
+        if start.fork is bool(says) or says not in start.reason:
+            wrong.append((text, files, start.reason))
+    assert not wrong, wrong
 
 
 # -- local modules
-
-
-def test_local_modules_are_read_in_the_order_of_their_imports(tmp_path: Path) -> None:
-    write(tmp_path, "import first\nimport second\n" + TENSORFLOW)
-    write(tmp_path, "from lib import inner\n", "first.py")
-    write(tmp_path, "", "lib/__init__.py")
-    write(tmp_path, "import os\nSET\n", "lib/inner.py")
-    write(tmp_path, "import os\nos.environ['B'] = '1'\n", "second.py")
-    assert choose(tmp_path).reason == "lib/inner.py line 2 sets A before it imports tensorflow"
-    write(tmp_path, TENSORFLOW, "first.py")
-    assert choose(tmp_path).fork
 
 
 def test_the_packages_of_a_module_are_read_before_it(tmp_path: Path) -> None:
@@ -247,28 +286,6 @@ def test_the_packages_of_a_module_are_read_before_it(tmp_path: Path) -> None:
         assert reason == "pkg/__init__.py line 2 sets A before it imports tensorflow"
     write(tmp_path, TENSORFLOW, "pkg/__init__.py")
     assert choose(tmp_path, "-m", "pkg").fork
-
-
-def test_a_package_without_init_is_local_if_it_has_the_module(tmp_path: Path) -> None:
-    write(tmp_path, "from torch.models import load\n" + TENSORFLOW)
-    write(tmp_path, "", "torch/models/net.py")
-    assert "imports torch, which may do anything" in choose(tmp_path).reason
-    write(tmp_path, "from src.models import net\nimport src.models.net\n" + TENSORFLOW)
-    write(tmp_path, "def f(): pass\n", "src/models/net.py")
-    assert choose(tmp_path).fork
-    write(tmp_path, "import os\nSET\n", "src/models/net.py")
-    assert choose(tmp_path).reason == "src/models/net.py line 2 sets A before it imports tensorflow"
-
-
-def test_modules_of_a_directory_added_to_sys_path_are_local(tmp_path: Path) -> None:
-    add = "import sys\nsys.path.insert(0, 'lib')\n"
-    write(tmp_path, add + "import settings\n" + TENSORFLOW)
-    write(tmp_path, "import os\nSET\n", "lib/settings.py")
-    assert choose(tmp_path).reason == "lib/settings.py line 2 sets A before it imports tensorflow"
-    write(tmp_path, "", "lib/settings.py")
-    assert choose(tmp_path).fork
-    write(tmp_path, "", "lib/numpy.py")
-    assert "lib/numpy.py takes the place" in choose(tmp_path).reason
 
 
 def test_a_local_module_with_the_name_of_one_that_tensorflow_imports_prevents_a_fork(tmp_path: Path) -> None:
@@ -289,51 +306,6 @@ def test_other_local_names_do_not_matter(tmp_path: Path) -> None:
     for name in (*names, "statistics.py"):
         write(tmp_path, "", name)
         assert choose(tmp_path).fork, name
-
-
-ENV = "import os\nenv = os.environ\n"
-SETUP = "import os\ndef setup():\n    SET\n"
-# A use of common.py, its source, and what is found.
-USES = [
-    ("from common import setup as s\ns()\n", SETUP, "t.py line 2 uses common.setup"),
-    ("import common as c\nc.setup()\n", SETUP, "t.py line 2 uses common.setup"),
-    ("import common\ngetattr(common, 'setup')()\n", SETUP, "t.py line 2 uses common"),
-    ("import common\nvars(common)[x]()\n", SETUP, "t.py line 2 uses common"),
-    ("from common import *\nsetup()\n", SETUP, "t.py line 1 imports all names of common"),
-    ("from common import *\nenv['A'] = str(1)\n", ENV, "common.py line 2 changes"),
-    ("import common\ncommon.env['A'] = str(1)\n", ENV, "common.py line 2 changes"),
-    ("from common import environ as e\ne['A'] = str(1)\n", "from os import environ\n", "line 2 uses common."),
-    ("import common\ncommon.environ['A'] = str(1)\n", "from os import environ\n", "t.py line 2 sets A"),
-]
-
-
-def test_use_of_a_local_modules_name_prevents_a_fork(tmp_path: Path) -> None:
-    for use, common, says in USES:
-        write(tmp_path, use + TENSORFLOW)
-        write(tmp_path, common, "common.py")
-        start = choose(tmp_path)
-        assert not start.fork and says in start.reason, (use, start.reason)
-
-
-def test_variables_of_local_modules_may_be_read(tmp_path: Path) -> None:
-    config = "import argparse\nSIZE = 3\nparser = argparse.ArgumentParser()\ndef f(): pass\n"
-    write(tmp_path, config, "config.py")
-    for use in (
-        "import config\nprint(config.SIZE)\n",
-        "from config import SIZE as s\nsize = 2 * s\n",
-        "import config as c\nc.parser.parse_args()\n",
-    ):
-        write(tmp_path, use + TENSORFLOW)
-        start = choose(tmp_path)
-        assert start.fork, (use, start.reason)
-
-
-def test_indirect_access_to_a_local_module_prevents_a_fork(tmp_path: Path) -> None:
-    for name in ("config/__init__.py", "config/sub.py"):
-        write(tmp_path, "import os\ndef f():\n    SET\n", name)
-    for use in ("x = config.f\n", "config.__dict__['f']()\n", "config.sub.f()\n", "x = config\n"):
-        write(tmp_path, f"import config, config.sub\n{use}{TENSORFLOW}")
-        assert not choose(tmp_path).fork, use
 
 
 # -- what is preloaded, and options
@@ -399,14 +371,6 @@ def test_too_much_source_prevents_a_fork(tmp_path: Path) -> None:
     for name in names:
         write(tmp_path, "", f"{name}.py")
     assert choose(tmp_path).reason == "its source is more than orch reads before a start"
-
-
-def test_source_that_cannot_be_read_prevents_a_fork(tmp_path: Path) -> None:
-    write(tmp_path, "import helper\n" + TENSORFLOW)
-    write(tmp_path, "import tensorflow as as tf\n", "helper.py")
-    assert "helper.py line 1 cannot be read by orch" in choose(tmp_path).reason
-    write(tmp_path, "x = " + "-" * 5_000 + "1\n" + TENSORFLOW)
-    assert not choose(tmp_path).fork
 
 
 _WORDS = st.sampled_from(
