@@ -1,24 +1,28 @@
-"""What a machine has: memory, threads, ports and cores, from files as the kernel writes them; its GPUs and TPUs."""
+"""What a machine has: memory, threads, ports, cores, GPUs and TPUs; and jobs that `orch up` refuses on it."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import spec_making
-from spec_making import make_spec
+from spec_making import make_spec, refusal
 
-from orchestrator.core.job.choices import Strategy
+from orchestrator.core.job.choices import EngineName, Strategy
 from orchestrator.core.job.cpu_budget import Cores
 from orchestrator.core.job.gpus import Gpu, GpuInventory
+from orchestrator.core.job.hosts import Host
+from orchestrator.core.job.spec import JobSpec
 from orchestrator.core.job.strategy import StrategyChoice
-from orchestrator.host.checks import refuse_problems
+from orchestrator.host.checks import CHECKS_OF_CONFIG, refuse_problems
 from orchestrator.host.checks.context import Context
 from orchestrator.host.checks.devices import check_tpu
+from orchestrator.host.checks.directories import check_output_directories
+from orchestrator.host.checks.resources import check_task_limits
 from orchestrator.host.cores import usable_cores
 from orchestrator.host.devices import gpu_inventory
 from orchestrator.host.headroom import Headroom, Limit, free_memory, limits, total_memory
@@ -235,22 +239,22 @@ def test_nvidia_smi_is_used_without_the_library(dev: Path, tmp_path: Path) -> No
     assert [gpu.name for gpu in gpu_inventory({"PATH": ""}, dev, lambda: None).gpus] == ["0", "1"]
 
 
-def refusal(root: Path, tpu: str | None = None, **environ: str) -> str:
+def tpu_refusal(root: Path, tpu: str | None = None, **environ: str) -> str:
     """The refusal of --strategy tpu by a machine whose files are below `root`."""
     spec = make_spec(strategy=StrategyChoice(Strategy.TPU, tpu=tpu))
-    return spec_making.refusal(refuse_problems, Context(spec, environ, root=root), [check_tpu])
+    return refusal(refuse_problems, Context(spec, environ, root=root), [check_tpu])
 
 
 def test_tpu_must_be_named_or_attached(tmp_path: Path) -> None:
-    said = refusal(tmp_path)
+    said = tpu_refusal(tmp_path)
     assert said.startswith("--strategy tpu: no TPU found: this machine has none attached")
     assert "neither --tpu nor KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS, TPU_NAME or TPU_CONFIG names one" in said
     assert "\n" not in said
-    assert "--tpu is `local`" in refusal(tmp_path, "local")
-    assert "TPU_NAME is `local`" in refusal(tmp_path, TPU_NAME="local")
-    assert refusal(tmp_path, TPU_NAME="")
-    named = refusal(tmp_path, "mine"), refusal(tmp_path, TPU_NAME="mine"), refusal(tmp_path, TPU_CONFIG="{}")
-    assert named == ("", "", "")
+    assert "--tpu is `local`" in tpu_refusal(tmp_path, "local")
+    assert "TPU_NAME is `local`" in tpu_refusal(tmp_path, TPU_NAME="local")
+    assert tpu_refusal(tmp_path, TPU_NAME="")
+    named: tuple[dict[str, str], ...] = ({"tpu": "mine"}, {"TPU_NAME": "mine"}, {"TPU_CONFIG": "{}"})
+    assert [tpu_refusal(tmp_path, **given) for given in named] == ["", "", ""]
     context = Context(make_spec(strategy=StrategyChoice(Strategy.MIRRORED)), {}, root=tmp_path)
     assert list(check_tpu(context)) == [], "other strategies need no TPU"
 
@@ -262,7 +266,47 @@ def test_attached_tpu_is_accepted(tmp_path: Path) -> None:
     # Google's network card, and a TPU.
     for device, is_refused in (("0x0063\n", False), ("0x0042\n", True)):
         (slot / "device").write_text(device)
-        assert bool(refusal(tmp_path)) is is_refused, device
+        assert bool(tpu_refusal(tmp_path)) is is_refused, device
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/accel0").touch()
-    assert not refusal(tmp_path, "local")
+    assert not tpu_refusal(tmp_path, "local")
+
+
+# -- jobs that are refused before anything is started
+
+
+def test_nothing_is_left_behind(tmp_path: Path) -> None:
+    spec = make_spec(roles={"worker": 2}, log_dir=tmp_path / "a" / "b", checkpoint_dir=tmp_path)
+    refuse_problems(Context(spec, os.environ))
+    assert list(tmp_path.iterdir()) == []
+
+
+def room_for(spec: JobSpec, **rooms: int) -> str:
+    found = {Limit[name]: Headroom(tasks, name.lower()) for name, tasks in rooms.items()}
+    context = Context(spec, {}, limits=lambda serves, proc, cgroups: found)
+    return refusal(refuse_problems, context, [check_task_limits])
+
+
+def test_tightest_limit_is_reported() -> None:
+    """Tasks on other hosts need no room here."""
+    tightest = room_for(make_spec(roles={"worker": 9}), MEMORY=8, FILES=3, THREADS=5)
+    assert tightest.startswith("files: enough for 3 tasks, not 9 workers")
+    hosts = (Host(name="a", destination="a"),)
+    elsewhere = make_spec(roles={"worker": 2000}, engine=EngineName.SSH, hosts=hosts)
+    assert not room_for(elsewhere, MEMORY=1, FILES=1)
+
+
+def test_file_in_place_of_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for option in ("--log-dir", "--checkpoint-dir"):
+        for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+            spec = make_spec(**{option[2:].replace("-", "_"): directory})
+            said = refusal(refuse_problems, Context(spec, {}), CHECKS_OF_CONFIG)
+            assert said.startswith(f"{option}: {tmp_path}/file is not a directory; name a"), directory
+
+
+def test_unwritable_file_system_is_refused() -> None:
+    for directory in ("/proc/here", "/sys/kernel/here/below"):
+        expected = rf"--log-dir: {directory} cannot be written \(.+\); name a directory that can"
+        context = Context(make_spec(log_dir=Path(directory)), {})
+        assert re.match(expected, refusal(refuse_problems, context, [check_output_directories]))

@@ -27,6 +27,9 @@ def test_objects_show_what_they_are(tmp_path: Path) -> None:
     )
     assert repr(cluster) == "<Cluster digits: 1 chief, 2 workers, 1 ps, echo '--token=***'; not started>"
     assert repr(Session()) == "<Session: no run yet>"
+    (tmp_path / "train.py").write_text("")
+    named = Cluster(2, ["train.py"], directory=str(tmp_path))
+    assert repr(named) == f"<Cluster {tmp_path.name}: 2 workers, train.py; not started>"
     with Cluster(workers=2, command="true", directory=tmp_path, name="digits") as run:
         result = run.wait()
         assert repr(run) == f"<Run {run.id}: succeeded, attempt 1; {run.dir}>"
@@ -43,9 +46,3 @@ def test_text_of_a_task_is_cleaned() -> None:
     result = run_result("failed", task_end(1, "failed", 3), cause=why, exit_code=3)
     assert repr(result) == "<RunResult run-1: failed, exit code 3; worker:1: exit 3\u240a>"
     assert repr(result.tasks) == "(<TaskEnd worker:1: failed, exit 3>,)"
-
-
-def test_directory_may_be_text(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
-    cluster = Cluster(2, ["train.py"], directory=str(tmp_path))
-    assert repr(cluster) == f"<Cluster {tmp_path.name}: 2 workers, train.py; not started>"
