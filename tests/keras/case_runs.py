@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from forks import ForkedProcess, ForkServer, start_python
-from held_ports import held_ports
+from forks import ROOT, ForkedProcess, ForkServer
 
-ROOT = Path(__file__).resolve().parents[2]
 ORCH = Path(sys.executable).with_name("orch")
 PROGRAM = Path(__file__).with_name("cases") / "program.py"
 # A difference up to this one is the rounding of sums in another order.
@@ -79,7 +78,15 @@ def run_cases(
     directory.mkdir(parents=True, exist_ok=True)
     words = [str(PROGRAM), kind, str(workers), str(directory), ";".join(cases)]
     logs = [directory / f"log-{rank}" for rank in range(workers if kind == "workers" else 1)]
-    with held_ports(len(logs)) as ports, contextlib.ExitStack() as stack:
+    # TensorFlow leaves generated code there if it is killed.
+    temporary = directory / "temporary"
+    temporary.mkdir(exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        # Bound with SO_REUSEADDR and not listening: only TensorFlow's server can take these ports.
+        holders = [stack.enter_context(socket.socket()) for _ in logs]
+        for holder in holders:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(("", 0))
         started: list[Process] = []
         for rank, log in enumerate(logs):
             env = {
@@ -88,12 +95,26 @@ def run_cases(
                 "CASE_FIXED": str(int(fixed)),
                 "TF_CPP_MIN_LOG_LEVEL": "2",
                 **(environment or {}),
+                "TMPDIR": str(temporary),
             }
             if kind == "workers":
-                addresses = [f"127.0.0.1:{port}" for port in ports]
+                addresses = [f"127.0.0.1:{holder.getsockname()[1]}" for holder in holders]
                 task = {"type": "worker", "index": rank}
                 env["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
-            process = (forks.start if forks else start_python)(words, log, env, directory)
+            with log.open("ab") as out:
+                if forks is not None:
+                    process: Process = forks.fork(words, out, out, env, directory)
+                else:
+                    argv, none = [sys.executable, *words], subprocess.DEVNULL
+                    process = subprocess.Popen(
+                        argv,
+                        stdin=none,
+                        stdout=out,
+                        stderr=out,
+                        env=env,
+                        cwd=directory,
+                        start_new_session=True,
+                    )
             stack.callback(_end, process)
             started.append(process)
         codes = [process.wait(LONGEST_RUN_S) for process in started]

@@ -6,13 +6,13 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from outside import addresses, reached, reaches_abstract
 from users import User
 from waiting import until, until_gone
 
@@ -73,6 +73,28 @@ print(json.dumps({
 """
 
 
+def addresses() -> list[str]:
+    """Every address of this machine except link-local ones."""
+    entries = (entry for each in psutil.net_if_addrs().values() for entry in each)
+    found = {entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)}
+    return sorted({"127.0.0.1", "127.0.0.2", *(each for each in found if not each.startswith("fe80"))})
+
+
+def reached(port: int) -> list[str]:
+    """The addresses at which a connection to `port` succeeds."""
+    return [
+        each
+        for each in addresses()
+        if connects(socket.AF_INET6 if ":" in each else socket.AF_INET, (each, port))
+    ]
+
+
+def connects(family: socket.AddressFamily, address: tuple[str, int] | str) -> bool:
+    with socket.socket(family) as client:
+        client.settimeout(5)
+        return client.connect_ex(address) == 0
+
+
 def serving(user: User, network: str, before: tuple[str, ...] = ()) -> tuple[Path, int]:
     """A run whose worker:1 has reached worker:0, and the port where that listens."""
     words = ("-n", "2", "--network", network, "--", user.script("servers.py", LOOKS + SERVERS))
@@ -105,7 +127,7 @@ def unreachable(user: User, before: tuple[str, ...] = ()) -> dict[str, Any]:
     """Check a run in a private network, and return what its task sees."""
     run, port = serving(user, "private", before)
     assert reached(port) == []
-    assert not reaches_abstract(run.name)
+    assert not connects(socket.AF_UNIX, f"\0{run.name}")
     seen: dict[str, Any] = json.loads(user.until_logged(run, "{").splitlines()[0])
     assert seen["interfaces"] == ["lo"]
     assert seen["net"] != str(Path("/proc/self/ns/net").readlink())
@@ -117,7 +139,7 @@ def unreachable(user: User, before: tuple[str, ...] = ()) -> dict[str, Any]:
 def test_run_on_the_host_network_is_reachable(ordinary_user: User) -> None:
     run, port = serving(ordinary_user, "host")
     assert reached(port) == addresses()
-    assert reaches_abstract(run.name)
+    assert connects(socket.AF_UNIX, f"\0{run.name}")
 
 
 @pytest.mark.slow

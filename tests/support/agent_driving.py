@@ -22,8 +22,6 @@ from orchestrator.engines import agent_words
 from orchestrator.engines.local import LocalEngine
 from orchestrator.links.agent_link import AgentLink, AgentMessage
 from orchestrator.links.client_link import pack_environ
-from worker.agent.task_start import TaskStart
-from worker.agent.tasks import TaskProcess
 from worker.wire.facts import ExitFacts, HoldMode
 from worker.wire.messages import (
     Empty,
@@ -99,14 +97,6 @@ def run_order(run_id: str, place: Path, **changes: Any) -> Run:
     log = str(place / "agent.log")
     order = Run(run_id, 0.1, log, None, pack_environ(os.environ), "host")
     return replace(order, **changes)
-
-
-def task_process(
-    name: str, pid: int, pidfd: int = -1, started_mono: float = 0.0, **changes: Any
-) -> TaskProcess:
-    """A process as the agent knows a task. `changes` are those of its order."""
-    order = replace(TaskOrder(name, (), {}, "/", "/dev/null", None, False), **changes)
-    return TaskProcess(TaskStart(order), pid, pidfd, 0, -1, started_mono)
 
 
 class Driver:
@@ -326,8 +316,8 @@ def state_letter(pid: int) -> str:
         return "X"
 
 
-def can_bind(port: int, family: socket.AddressFamily = socket.AF_INET) -> bool:
-    with socket.socket(family) as probe:
+def can_bind(port: int) -> bool:
+    with socket.socket() as probe:
         try:
             probe.bind(("", port))
         except OSError:

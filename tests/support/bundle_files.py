@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recordings import integer, varint
+
 _MAGIC = 0xDB4775248B80FB57
 
 
@@ -22,20 +24,23 @@ def shard_path(prefix: Path, shard: int, count: int) -> Path:
 
 
 def index_bytes(*sizes: int, compression: int = 0) -> bytes:
-    header = _field(1, len(sizes))
+    header = integer(1, len(sizes))
     entries = [(b"", header)]
     entries += [
-        (f"weights/{shard}".encode(), _field(1, 1) + _field(3, shard) + _field(5, size) + b"\x35abcd")
+        (
+            f"weights/{shard}".encode(),
+            integer(1, 1) + integer(3, shard) + integer(5, size) + b"\x35abcd",
+        )
         for shard, size in enumerate(sizes)
     ]
     data = _block(entries)
-    place = _varint(0) + _varint(len(data))
+    place = varint(0) + varint(len(data))
     table = data + bytes([compression]) + b"crc-"
     meta, meta_at = _block([]), len(table)
     table += meta + b"\0crc-"
     blocks, blocks_at = _block([(b"z", place)]), len(table)
     table += blocks + b"\0crc-"
-    handles = b"".join(map(_varint, (meta_at, len(meta), blocks_at, len(blocks))))
+    handles = b"".join(map(varint, (meta_at, len(meta), blocks_at, len(blocks))))
     return table + handles.ljust(40, b"\0") + _MAGIC.to_bytes(8, "little")
 
 
@@ -43,18 +48,6 @@ def _block(entries: list[tuple[bytes, bytes]]) -> bytes:
     out, before = b"", b""
     for key, value in entries:
         shared = next((at for at, (a, b) in enumerate(zip(key, before, strict=False)) if a != b), 0)
-        out += _varint(shared) + _varint(len(key) - shared) + _varint(len(value)) + key[shared:] + value
+        out += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
         before = key
     return out + bytes(4) + (1).to_bytes(4, "little")
-
-
-def _field(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value)
-
-
-def _varint(value: int) -> bytes:
-    out = b""
-    while value >= 0x80:
-        out += bytes([value & 0x7F | 0x80])
-        value >>= 7
-    return out + bytes([value])

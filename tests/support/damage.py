@@ -61,11 +61,11 @@ def _fields(*without: str, **changed: object) -> Damage:
     return _data(change)
 
 
-def make_deep_tree(top: Path, depth: int = 3000) -> None:
-    """Create a file `note` of 4 KiB below so many directories. Such a path is too long for one system call."""
+def make_deep_tree(top: Path) -> None:
+    """Create a file `note` of 4 KiB below 3,000 directories. Such a path is too long for one system call."""
     top.mkdir()
     fd = os.open(top, os.O_RDONLY)
-    for _ in range(depth):
+    for _ in range(3000):
         os.mkdir("down", dir_fd=fd)
         below = os.open("down", os.O_RDONLY, dir_fd=fd)
         os.close(fd)

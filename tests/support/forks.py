@@ -23,6 +23,7 @@ from typing import IO, Any, ClassVar, NoReturn
 
 from worker.bootstrap.forked_task import show_in_proc
 
+ROOT = Path(__file__).resolve().parents[2]
 _REQUEST_BYTES = 1 << 20
 _STATUS = struct.Struct("i")
 
@@ -66,7 +67,7 @@ class ForkServer:
     # The servers. They outlive tests, which may leave no other process.
     pids: ClassVar[set[int]] = set()
 
-    def __init__(self, root: Path, *modules: str) -> None:
+    def __init__(self, *modules: str) -> None:
         self._socket, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._process = subprocess.Popen(
@@ -75,22 +76,13 @@ class ForkServer:
                 stdout=subprocess.DEVNULL,
                 env={
                     **os.environ,
-                    "PYTHONPATH": str(root),
+                    "PYTHONPATH": str(ROOT),
                     "PYTHONUNBUFFERED": "1",
                     "TF_CPP_MIN_LOG_LEVEL": "2",
                 },
                 pass_fds=[other.fileno()],
             )
         ForkServer.pids.add(self._process.pid)
-
-    def start(
-        self, words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path, progress: int | None = None
-    ) -> ForkedProcess:
-        """Run `python WORDS`, where WORDS begin with -m MODULE or a script; stdout and stderr are appended to `log`.
-
-        `progress`: the pipe to which the program reports."""
-        with log.open("ab") as output:
-            return self.fork(words, output, output, _with_own_temporary(env, cwd), cwd, progress=progress)
 
     def fork(
         self,
@@ -99,23 +91,15 @@ class ForkServer:
         err: IO[bytes],
         env: Mapping[str, str],
         cwd: Path,
-        supervisor: socket.socket | None = None,
-        progress: int | None = None,
-        door: int | None = None,
+        **passed: int,
     ) -> ForkedProcess:
         """Run `python WORDS`. If `out` is a terminal, it becomes the one that the program controls.
 
-        `supervisor`: a connection to the kept supervisor, for `orch up`. `progress`: the pipe for reports of a task.
-        `door`: a descriptor whose number in the program becomes the last word.
+        `passed`: a descriptor as `supervisor` is a connection to the kept supervisor, for `orch up`. The number of one
+        as `door` becomes the last word.
         """
         ForkServer.started += 1
         reader, writer = os.pipe()
-        named = {"progress": progress, "door": door, "supervisor": supervisor}
-        passed = {
-            name: each if isinstance(each, int) else each.fileno()
-            for name, each in named.items()
-            if each is not None
-        }
         request = {"words": list(words), "env": dict(env), "cwd": str(cwd), "passed": list(passed)}
         descriptors = [writer, out.fileno(), err.fileno(), *passed.values()]
         socket.send_fds(self._socket, [json.dumps(request).encode()], descriptors)
@@ -128,35 +112,10 @@ class ForkServer:
         ForkServer.pids.discard(self._process.pid)
 
 
-def start_python(
-    words: Sequence[str], log: Path, env: Mapping[str, str], cwd: Path, progress: int | None = None
-) -> subprocess.Popen[bytes]:
-    """Like ForkServer.start(), in a new interpreter."""
-    more = {} if progress is None else {"ORCH_PROGRESS_FD": str(progress)}
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            [sys.executable, *words],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=_with_own_temporary(env, cwd) | more,
-            cwd=cwd,
-            start_new_session=True,
-            pass_fds=() if progress is None else [progress],
-        )
-
-
-def _with_own_temporary(env: Mapping[str, str], cwd: Path) -> dict[str, str]:
-    """Return `env` with a temporary directory below `cwd`: TensorFlow leaves generated code there if it is killed."""
-    temporary = cwd / "temporary"
-    temporary.mkdir(exist_ok=True)
-    return {**env, "TMPDIR": str(temporary)}
-
-
 def _serve(requests: socket.socket) -> None:
     """Fork for each request, up to the end of the requests."""
     while True:
-        text, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 5)
+        text, descriptors, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 4)
         if not text:
             return
         if os.fork() == 0:
@@ -210,8 +169,6 @@ def _run(
     show_in_proc([sys.executable, *words], env)
     if "door" in passed:
         words = [*words, str(passed["door"])]
-    if "progress" in passed:
-        os.environ["ORCH_PROGRESS_FD"] = str(passed["progress"])
     if "supervisor" in passed:
         from orchestrator.cli import early
         from orchestrator.links.supervisor_link import SupervisorLink

@@ -22,7 +22,6 @@ from orchestrator.links import kept
 from orchestrator.links.client_link import Warm
 from orchestrator.links.supervisor_link import SupervisorLink, start_supervisor
 
-ROOT = Path(__file__).resolve().parents[2]
 _PRELOADER = "preloader"
 _PROCESSES = ("orchestrator.supervisor", "worker.agent.agent", _PRELOADER)
 # Longer than the tests between two runs take. After a test process that was killed they end by themselves.
@@ -82,10 +81,11 @@ class Kept:
         """Start `orch WORDS` as a process; a run uses the kept processes, as with lend()."""
         if self._clients is None:
             with self._use_own_state():
-                self._clients = ForkServer(ROOT, *_MODULES)
+                self._clients = ForkServer(*_MODULES)
         connection = self._connect() if is_kept_run(words) else None
         with connection or contextlib.nullcontext():
-            return self._clients.fork(["-P", "-m", "orchestrator", *words], out, err, env, cwd, connection)
+            passed = {} if connection is None else {"supervisor": connection.fileno()}
+            return self._clients.fork(["-P", "-m", "orchestrator", *words], out, err, env, cwd, **passed)
 
     def check(self) -> None:
         """Wait until the last run has ended. AssertionError if the kept processes have more threads or descriptors."""

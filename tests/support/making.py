@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -149,11 +150,9 @@ def exited(
     return event(events.TaskExited, mono, **{"task": task, "order": 0} | own, exit=facts)
 
 
-def not_started(
-    task: int | str = 0, mono: float = START, why: str = "nope: no such file", **fields: Any
-) -> events.TaskExited:
+def not_started(task: int | str = 0, mono: float = START, **fields: Any) -> events.TaskExited:
     """A task that could not be started, because its command does not exist."""
-    return exited(task, 127, mono=mono, start_error=why, asked=False, **fields)
+    return exited(task, 127, mono=mono, **{"start_error": "nope: no such file", "asked": False} | fields)
 
 
 def ready(task: int | str = 0, mono: float = START) -> events.TaskReady:
@@ -173,12 +172,9 @@ def joined(host: str = "a", mono: float = START, **fields: Any) -> events.HostJo
     return event(events.HostJoined, mono, host=host, **defaults | fields)
 
 
-def state_of(*history: Event, before: RunState | None = None) -> RunState:
+def state_of(*history: Event) -> RunState:
     """The state after these events."""
-    state = before or RunState()
-    for each in history:
-        state = apply(state, each)
-    return state
+    return reduce(apply, history, RunState())
 
 
 def cause(

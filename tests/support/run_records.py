@@ -54,9 +54,9 @@ def view_of(paths: RunPaths) -> RunView:
     return view
 
 
-def one_task(mono: float, log: str = "/x", pid: int = 1, start_ticks: int = 1) -> Iterable[Event]:
+def one_task(mono: float) -> Iterable[Event]:
     """Return the events of a planned, started and running worker:0."""
-    task = planned_task(log=log, address=None, serves=False)
+    task = planned_task(log="/x", address=None, serves=False)
     yield event(events.AttemptPlanned, mono, at=0, attempt=1, tasks=(task,))
-    yield event(events.TaskStarted, mono, at=0, task=0, pid=pid, start_ticks=start_ticks)
+    yield event(events.TaskStarted, mono, at=0, task=0, pid=1, start_ticks=1)
     yield event(events.TaskReady, mono, at=0, task=0)

@@ -64,12 +64,7 @@ class Story:
     """
 
     def __init__(
-        self,
-        spec: JobSpec,
-        hosts: int = 1,
-        *,
-        serves: bool = True,
-        ends_s: float | None = None,
+        self, spec: JobSpec, hosts: int = 1, *, serves: bool = True, ends_s: float | None = None
     ) -> None:
         """`hosts`: the tasks are spread over so many, named a, b, c. `serves`: the tasks are TensorFlow programs.
         `ends_s`: when the allocation ends."""
@@ -82,12 +77,7 @@ class Story:
         self.now = 0.0
         self.orders: list[Action] = []
         self.events: list[Event] = []
-        self.lifecycle = Lifecycle(
-            spec,
-            RUN_ID,
-            START,
-            None if ends_s is None else START + ends_s,
-        )
+        self.lifecycle = Lifecycle(spec, RUN_ID, START, None if ends_s is None else START + ends_s)
         self._serves = serves
         # The state that a reader of the events sees.
         self.written = self.state
@@ -234,8 +224,8 @@ class Story:
     def joins(self, host: str, **fields: Any) -> Self:
         return self.tell(joined(host, self.mono, **fields))
 
-    def silent(self, host: str, seconds: float = 3.0) -> Self:
-        return self.happens(events.HostSilent, host=host, seconds=seconds)
+    def silent(self, host: str) -> Self:
+        return self.happens(events.HostSilent, host=host, seconds=3.0)
 
     def back(self, host: str, seconds: float = 6.0) -> Self:
         return self.happens(events.HostBack, host=host, seconds=seconds)

@@ -36,8 +36,8 @@ def lives(pid: int) -> bool:
         return False
 
 
-def until_gone(*pids: int, timeout_s: float = PATIENCE_S) -> None:
-    until(lambda: not any(lives(pid) for pid in pids), timeout_s)
+def until_gone(*pids: int) -> None:
+    until(lambda: not any(map(lives, pids)))
 
 
 def child_with(pid: int, mark: str) -> int | None:

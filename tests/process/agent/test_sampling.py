@@ -8,10 +8,11 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import psutil
-from agent_driving import SLEEPER, python, task_process
+from agent_driving import SLEEPER, python
 from waiting import until
 
 from worker.agent.processes import (
@@ -23,8 +24,10 @@ from worker.agent.processes import (
     send_signal,
 )
 from worker.agent.sampling import Sample, Sampler
+from worker.agent.task_start import TaskStart
 from worker.agent.tasks import TaskProcess
 from worker.wire.facts import Usage
+from worker.wire.messages import TaskOrder
 
 MIB = 1 << 20
 # A parent and a child that share 64 MiB; both print when they run.
@@ -39,6 +42,12 @@ time.sleep(600)
 """
 
 
+def task_process(name: str, pid: int, started_mono: float, **changes: Any) -> TaskProcess:
+    """A process as the agent knows a task. `changes` are those of its order."""
+    order = replace(TaskOrder(name, (), {}, "/", "/dev/null", None, False), **changes)
+    return TaskProcess(TaskStart(order), pid, -1, 0, -1, started_mono)
+
+
 @contextmanager
 def process(program: str, lines: int = 0, name: str | None = None, **order: Any) -> Iterator[TaskProcess]:
     """A running process that has written that many lines, as a task with this order."""
@@ -47,7 +56,7 @@ def process(program: str, lines: int = 0, name: str | None = None, **order: Any)
             assert child.stdout is not None
             for _ in range(lines):
                 assert child.stdout.readline()
-            yield task_process(name or program, child.pid, -1, time.monotonic(), **order)
+            yield task_process(name or program, child.pid, time.monotonic(), **order)
         finally:
             for each in psutil.Process(child.pid).children(recursive=True):
                 each.kill()
@@ -151,7 +160,7 @@ def test_no_sample_before_due_or_without_tasks() -> None:
         assert look(sampler, 200.0, []) == []
         assert len(look(sampler, 200.0, [task])) == 1
         assert sampler.due >= 202.0
-        tasks = [task_process(f"worker:{n}", task.pid, -1, 0.0) for n in range(20)]
+        tasks = [task_process(f"worker:{n}", task.pid, 0.0) for n in range(20)]
         frames = look(Sampler(0.0), 1e6, tasks)
     # Samples of many tasks are split into frames.
     assert sorted(name for frame in frames for name in frame) == sorted(each.name for each in tasks)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kept import ROOT
+from forks import ROOT
 from orch_command import Done, Finished, Orch
 from waiting import PATIENCE_S, until
 
