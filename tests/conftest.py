@@ -44,11 +44,8 @@ hypothesis.settings.load_profile("without_a_clock")
 
 # All tests of a set run in the same test process: creating what they share costs more than most tests.
 _TOGETHER = {
-    **{
-        f"tests/e2e/local/browser/{name}.py": "a browser"
-        for name in ("test_page_in_browser", "test_real_pages")
-    },
-    "tests/security/test_another_user.py": "the live run of a user",
+    "tests/e2e/local/browser/test_page_in_browser.py": "a browser",
+    "tests/e2e/local/browser/test_real_pages.py": "a browser",
     "tests/e2e/local/journeys/test_scripts.py": "TensorFlow",
     "tests/keras/test_scripts_under_orch.py": "TensorFlow",
     "tests/keras/test_training.py": "TensorFlow",

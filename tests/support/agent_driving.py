@@ -22,23 +22,8 @@ from orchestrator.engines import agent_words
 from orchestrator.engines.local import LocalEngine
 from orchestrator.links.agent_link import AgentLink, AgentMessage
 from orchestrator.links.client_link import pack_environ
+from worker.wire import messages
 from worker.wire.facts import ExitFacts, HoldMode
-from worker.wire.messages import (
-    Empty,
-    Exited,
-    Held,
-    Hello,
-    Hold,
-    NotPreloaded,
-    Preloaded,
-    PreloadOrder,
-    Run,
-    Signal,
-    Started,
-    Stop,
-    TakeStacks,
-    TaskOrder,
-)
 
 # Long enough that a test which waits for it has failed.
 FOREVER_S = 600.0
@@ -92,10 +77,10 @@ class Ending:
         return cls(exit_code, signal, re.sub("0x[0-9a-f]+", "0x", text))
 
 
-def run_order(run_id: str, place: Path, **changes: Any) -> Run:
+def run_order(run_id: str, place: Path, **changes: Any) -> messages.Run:
     """The order to serve a run in this directory."""
     log = str(place / "agent.log")
-    order = Run(run_id, 0.1, log, None, pack_environ(os.environ), "host")
+    order = messages.Run(run_id, 0.1, log, None, pack_environ(os.environ), "host")
     return replace(order, **changes)
 
 
@@ -117,7 +102,7 @@ class Driver:
         self.open = True
 
     def __enter__(self) -> Driver:
-        self.pid = self.wait_for(Hello).pid
+        self.pid = self.wait_for(messages.Hello).pid
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,13 +155,15 @@ class Driver:
 
     def start(self, name: str, argv: list[str], env: dict[str, str] | None = None, **changes: object) -> None:
         cwd, log = str(self.directory), str(self.log(name))
-        order = TaskOrder(name, tuple(argv), env or {}, cwd, log, port=None, serves=False)
+        order = messages.TaskOrder(name, tuple(argv), env or {}, cwd, log, port=None, serves=False)
         self.link.send(replace(order, **changes))  # type: ignore[arg-type]
 
     def preload(self, *modules: str, flags: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         self.flags, self.env = tuple(flags), env or {}
         log = str(self.directory / "preloader.log")
-        order = PreloadOrder((PYTHON, *flags), self.env, str(self.directory), modules or LIGHT, {}, log)
+        order = messages.PreloadOrder(
+            (PYTHON, *flags), self.env, str(self.directory), modules or LIGHT, {}, log
+        )
         self.link.send(order)
 
     def library(self, **modules: str) -> dict[str, str]:
@@ -219,27 +206,27 @@ class Driver:
         return text
 
     def signal(self, name: str, number: int) -> None:
-        self.link.send(Signal(name, number))
+        self.link.send(messages.Signal(name, number))
 
     def ask_stacks(self, *names: str, native: bool = False) -> bool:
-        return self.link.send(TakeStacks(names, native))
+        return self.link.send(messages.TakeStacks(names, native))
 
     def exited(self, name: str) -> ExitFacts:
         """Wait for the end of a task."""
-        return self.wait_for(Exited, name).exit
+        return self.wait_for(messages.Exited, name).exit
 
     def ending(self, name: str) -> Ending:
         exited = self.exited(name)
         return Ending.of(exited.exit_code, exited.signal, self.text(name))
 
     def method_of(self, name: str) -> str:
-        return self.wait_for(Started, name).method
+        return self.wait_for(messages.Started, name).method
 
-    def wait_until_preloaded(self) -> Preloaded:
-        return self.wait_for(Preloaded)
+    def wait_until_preloaded(self) -> messages.Preloaded:
+        return self.wait_for(messages.Preloaded)
 
     def refusals(self) -> list[str]:
-        return [message.reason for message in self.messages if isinstance(message, NotPreloaded)]
+        return [message.reason for message in self.messages if isinstance(message, messages.NotPreloaded)]
 
     def log(self, name: str) -> Path:
         return self.directory / f"{name}.log"
@@ -252,7 +239,7 @@ class Driver:
         return until(lambda: self.text(name) if text in self.text(name) else None)
 
     def pid_of(self, name: str) -> int:
-        return self.wait_for(Started, name).pid
+        return self.wait_for(messages.Started, name).pid
 
     def grandchild_of(self, name: str) -> int:
         """The pid of the daemon, which the task has written to its log."""
@@ -261,16 +248,16 @@ class Driver:
         return int(found[1])
 
     def hold(self, count: int, mode: HoldMode = "reuse_port") -> tuple[int, ...]:
-        self.link.send(Hold(1, count, mode))
-        return self.wait_for(Held).ports
+        self.link.send(messages.Hold(1, count, mode))
+        return self.wait_for(messages.Held).ports
 
-    def end(self, grace_s: float = 0.0) -> Empty:
-        self.link.send(Stop(grace_s))
-        return self.wait_for(Empty)
+    def end(self, grace_s: float = 0.0) -> messages.Empty:
+        self.link.send(messages.Stop(grace_s))
+        return self.wait_for(messages.Empty)
 
     def exits(self) -> dict[str, ExitFacts]:
         """The ends of tasks that were reported, in that order."""
-        return {message.task: message.exit for message in self.all_of(Exited)}
+        return {message.task: message.exit for message in self.all_of(messages.Exited)}
 
     def all_of(self, kind: type[M]) -> list[M]:
         """The messages of this kind that have arrived."""
@@ -293,8 +280,8 @@ class Driver:
     def receive(self) -> None:
         """Receive the messages that have arrived, or wait briefly for one."""
         select.select([self.link], [], [], 0.2)
-        messages, self.open = self.link.read()
-        self.messages += messages
+        arrived, self.open = self.link.read()
+        self.messages += arrived
 
     def receive_all(self) -> list[AgentMessage]:
         """Receive until the agent exits, and return all messages."""

@@ -14,30 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from worker.wire import messages
 from worker.wire.codec import encode
 from worker.wire.facts import ExitFacts, HostFacts, Usage
 from worker.wire.lease import Lease
-from worker.wire.messages import (
-    Begun,
-    Empty,
-    Exited,
-    FromAgent,
-    Held,
-    Hello,
-    Hold,
-    Listening,
-    Log,
-    Ping,
-    Preloaded,
-    PreloadOrder,
-    Run,
-    Sampled,
-    Started,
-    Stop,
-    TaskOrder,
-    ToAgent,
-    decode_order,
-)
 from worker.wire.stream import Stream
 
 _READ_BYTES = 1 << 16
@@ -78,12 +58,12 @@ class FakeAgent:
             python="3.11.2",
             allowed_cores=tuple(range(8)),
         )
-        self._send(Hello(name, 1000 + number, 8, facts))
+        self._send(messages.Hello(name, 1000 + number, 8, facts))
 
     def serve(self) -> None:
         lines, is_open = self._stream.read()
         for line in lines:
-            self._handle(decode_order(line))
+            self._handle(messages.decode_order(line))
         if not is_open:
             self.has_left = True
             self._stream.close()
@@ -93,9 +73,9 @@ class FakeAgent:
         if now >= self.due:
             self.due = now + _SAMPLE_S
             if self._tasks:
-                self._send(Sampled(dict.fromkeys(self._tasks, Usage(98.4, 1_234_567_890))))
+                self._send(messages.Sampled(dict.fromkeys(self._tasks, Usage(98.4, 1_234_567_890))))
 
-    def _send(self, message: FromAgent) -> None:
+    def _send(self, message: messages.FromAgent) -> None:
         kind = type(message).__name__
         if self._forged.get("type") != kind:
             self._stream.send(encode(message))
@@ -106,27 +86,27 @@ class FakeAgent:
         fields["type"] = fields.pop("becomes", kind)
         self._stream.send(json.dumps(fields).encode() + b"\n")
 
-    def _handle(self, message: ToAgent) -> None:
+    def _handle(self, message: messages.ToAgent) -> None:
         match message:
-            case Run():
-                self._send(Begun(message.run_id))
-            case Hold():
+            case messages.Run():
+                self._send(messages.Begun(message.run_id))
+            case messages.Hold():
                 ports = tuple(_FIRST_PORT + index for index in range(message.count))
-                self._send(Held(message.number, ports))
-            case PreloadOrder():
-                self._send(Preloaded(message.modules, 1.5))
-            case TaskOrder(task=task):
+                self._send(messages.Held(message.number, ports))
+            case messages.PreloadOrder():
+                self._send(messages.Preloaded(message.modules, 1.5))
+            case messages.TaskOrder(task=task):
                 self._tasks.append(task)
-                self._send(Started(task, 5000, 1, "spawn"))
-                self._send(Log(task, 0, _LOG))
-                self._send(Listening(task))
-            case Stop():
+                self._send(messages.Started(task, 5000, 1, "spawn"))
+                self._send(messages.Log(task, 0, _LOG))
+                self._send(messages.Listening(task))
+            case messages.Stop():
                 for task in self._tasks:
                     facts = ExitFacts(None, 15, time.monotonic(), asked=True, peak_bytes=1_234_567_890)
-                    self._send(Exited(task, facts))
+                    self._send(messages.Exited(task, facts))
                 self._tasks.clear()
-                self._send(Empty(0))
-            case Ping():
+                self._send(messages.Empty(0))
+            case messages.Ping():
                 now = time.monotonic()
                 if not self._lease.take(message, now):
                     self._send(self._lease.ping(now))

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
+from unittest.mock import patch
 
 import psutil
 from forks import ForkedProcess, ForkServer
@@ -144,18 +145,9 @@ class Kept:
             until(self._is_waiting)
         self._before = self._counts()
 
-    @contextlib.contextmanager
-    def _use_own_state(self) -> Iterator[None]:
+    def _use_own_state(self) -> contextlib.AbstractContextManager[object]:
         """Use the state directory of the kept processes within the block."""
-        name = "XDG_STATE_HOME"
-        before = os.environ.get(name)
-        os.environ[name] = str(self._place / "state")
-        try:
-            yield
-        finally:
-            del os.environ[name]
-            if before is not None:
-                os.environ[name] = before
+        return patch.dict(os.environ, {"XDG_STATE_HOME": str(self._place / "state")})
 
     def _is_live(self) -> bool:
         return Kept.pid is not None and lives(Kept.pid)

@@ -24,22 +24,8 @@ from orchestrator.store.runs import locks
 
 # Verbs that run in this process: starting a process and importing orch would take most of their time.
 _WITHIN = {
-    "status",
-    "ps",
-    "ls",
-    "logs",
-    "config",
-    "wait",
-    "down",
-    "kill",
-    "restart",
-    "notice",
-    "stacks",
-    "prune",
-    "up",
-    "history",
-    "report",
-    "warm",
+    *("status", "ps", "ls", "logs", "config", "wait", "down", "kill", "restart", "notice", "stacks", "prune"),
+    *("up", "history", "report", "warm"),
 }
 ORCH = Path(sys.executable).with_name("orch")
 # An activated environment's Python runs scripts, and need not have TensorFlow.
@@ -82,11 +68,6 @@ class Done(Finished):
     def result(self) -> dict[str, Any]:
         """The result.json."""
         return read_document(self.run / "result.json")
-
-    @cached_property
-    def record(self) -> dict[str, Any]:
-        """The run.json."""
-        return read_document(self.run / "run.json")
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return read_events(self.run, kind)
@@ -149,14 +130,9 @@ class Started:
             if kept is not None:
                 self.process = kept.start(words, out, err, env, cwd)
                 return
+            none = subprocess.DEVNULL
             self.process = subprocess.Popen(
-                words,
-                cwd=cwd,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
+                words, cwd=cwd, env=env, stdin=none, stdout=out, stderr=err, start_new_session=True
             )
 
     @property
@@ -339,10 +315,6 @@ class Orch:
         (found,) = (task for task in self.status(run)["tasks"] if task["task"] == name)
         assert isinstance(found, dict)
         return found
-
-    def phases(self) -> list[str | None]:
-        """The phase that each task of the only run reported last."""
-        return [(task["progress"] or {}).get("phase") for task in self.status()["tasks"]]
 
     def record(self, run: Path) -> dict[str, Any]:
         """The run.json of a run."""

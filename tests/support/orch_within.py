@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 from orchestrator.cli.app import main
 
@@ -23,21 +24,9 @@ def run_within(words: Sequence[str], directory: Path, environ: dict[str, str], t
         return main()
 
 
-@contextlib.contextmanager
-def variables(environ: dict[str, str]) -> Iterator[None]:
+def variables(environ: dict[str, str]) -> contextlib.AbstractContextManager[object]:
     """Replace the environment of this process within the block."""
-    before = dict(os.environ)
-    _set_environ(environ)
-    try:
-        yield
-    finally:
-        _set_environ(before)
-
-
-def _set_environ(environ: dict[str, str]) -> None:
-    for name in os.environ.keys() - environ.keys():
-        del os.environ[name]
-    os.environ.update(environ)
+    return patch.dict(os.environ, environ, clear=True)
 
 
 @contextlib.contextmanager

@@ -103,17 +103,11 @@ class User:
         if uid is not None:
             os.chown(self.home, uid, uid)
             self._become = {"user": uid, "group": uid, "extra_groups": []}
-        state = str(self.home / "state")
-        inherited = dict(os.environ)
+        self._env = os.environ | {"HOME": str(self.home), "XDG_STATE_HOME": str(self.home / "state")}
+        # Marks the user's processes as processes of this test.
+        self._env["OF_XDG_STATE_HOME"] = str(state_dir)
         if uid is not None:
-            inherited.pop(measure_coverage.INTO, None)  # others cannot write there
-        # The last variable marks the user's processes as processes of this test.
-        self._env = {
-            **inherited,
-            "HOME": str(self.home),
-            "XDG_STATE_HOME": state,
-            "OF_XDG_STATE_HOME": str(state_dir),
-        }
+            self._env.pop(measure_coverage.INTO, None)  # others cannot write there
 
     def __enter__(self) -> User:
         return self

@@ -61,7 +61,7 @@ def test_answer_of_a_host_that_cannot_serve() -> None:
 def test_bundle_holds_what_tasks_need_and_is_the_same_everywhere() -> None:
     made = bundle()
     names = set(zipfile.ZipFile(io.BytesIO(made.data)).namelist())
-    needed = ("bootstrap/inject/sitecustomize.py", "training/data/digits.npz", "wire/messages.py")
+    needed = ("bootstrap/inject/sitecustomize.py", "examples/digits.npz", "wire/messages.py")
     assert {"portpicker.py", *(f"worker/{name}" for name in needed)} <= names
     assert not any("__pycache__" in name for name in names)
     program = "import os; from orchestrator.links.bundle import bundle; os.write(1, bundle().data)"
