@@ -69,31 +69,28 @@ def as_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):  # type: ignore[
 
 def test_the_chiefs_file_stays_in_any_order_of_saves(tmp_path: Path, as_worker) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "model.keras"
-    as_worker(1, path, "other 1")
-    assert path.read_text() == "other 1"
-    as_worker(0, path, "chief 1")
-    assert path.read_text() == "chief 1"
-    as_worker(0, path, "chief 2")
-    as_worker(1, path, "other 2")
-    assert path.read_text() == "chief 2"
-    as_worker(1, path, "other 3")
-    assert path.read_text() == "other 3"
-    as_worker(0, path, "chief 3")
-    assert path.read_text() == "chief 3"
+    # Each: the worker that saves, its text, and the text of the file then.
+    for rank, text, then in (
+        (1, "other 1", "other 1"),
+        (0, "chief 1", "chief 1"),
+        (0, "chief 2", "chief 2"),
+        (1, "other 2", "chief 2"),
+        (1, "other 3", "other 3"),
+        (0, "chief 3", "chief 3"),
+    ):
+        as_worker(rank, path, text)
+        assert path.read_text() == then, text
 
 
-def test_a_worker_with_another_path_gets_its_file(tmp_path: Path, as_worker) -> None:  # type: ignore[no-untyped-def]
-    as_worker(0, tmp_path / "chief.keras", "chief")
-    as_worker(1, tmp_path / "other.keras", "other")
-    assert (tmp_path / "other.keras").read_text() == "other"
-
-
-def test_a_removed_file_is_written_again(tmp_path: Path, as_worker) -> None:  # type: ignore[no-untyped-def]
-    path = tmp_path / "model.keras"
-    as_worker(0, path, "chief")
-    path.unlink()
-    as_worker(1, path, "other")
-    assert path.read_text() == "other"
+def test_a_worker_writes_another_path_and_a_removed_file(tmp_path: Path, as_worker) -> None:  # type: ignore[no-untyped-def]
+    chief, other = tmp_path / "chief.keras", tmp_path / "other.keras"
+    as_worker(0, chief, "chief")
+    as_worker(1, other, "other")
+    assert other.read_text() == "other"
+    as_worker(0, tmp_path / "model.keras", "chief")
+    (tmp_path / "model.keras").unlink()
+    as_worker(1, tmp_path / "model.keras", "other")
+    assert (tmp_path / "model.keras").read_text() == "other"
 
 
 def test_savers_count_batches_as_the_callbacks_do() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import tempfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -20,7 +21,7 @@ SOUND_REDUCING = "strategy.reduce('MEAN', v, axis=None)"
 
 def trainer(directory: Path, building: str, reducing: str) -> ModuleType:
     """A module with the parts of Keras's trainer that are searched for faults."""
-    path = directory / "some_trainer.py"
+    path = Path(tempfile.mkdtemp(dir=directory)) / "some_trainer.py"  # linecache keeps the text of a path
     path.write_text(
         "class TensorFlowTrainer:\n"
         "    def _maybe_symbolic_build(self, iterator=None, data_batch=None):\n"
@@ -38,35 +39,20 @@ def trainer(directory: Path, building: str, reducing: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(
-    ("building", "reducing", "faults"),
-    [
-        (BROKEN_BUILDING, BROKEN_REDUCING, {Fault.BUILDING, Fault.REDUCING}),
-        (BROKEN_BUILDING, SOUND_REDUCING, {Fault.BUILDING}),
-        (SOUND_BUILDING, BROKEN_REDUCING, {Fault.REDUCING}),
-        (SOUND_BUILDING, SOUND_REDUCING, set()),
-    ],
-)
-def test_faults_are_found_in_the_source(
-    building: str, reducing: str, faults: set[Fault], tmp_path: Path
-) -> None:
-    assert find_faults("3.15.1", trainer(tmp_path, building, reducing)) == faults
-
-
-@pytest.mark.parametrize("version", ["2.15.0", "3.9.2", "3.16.0", "4.0.0", "nonsense"])
-def test_unknown_versions_have_no_faults(version: str, tmp_path: Path) -> None:
-    assert find_faults(version, trainer(tmp_path, BROKEN_BUILDING, BROKEN_REDUCING)) == set()
-
-
-def test_a_trainer_without_those_parts_has_no_faults() -> None:
+def test_faults_of_broken_versions_are_found_in_the_source(tmp_path: Path) -> None:
+    for building, first in ((BROKEN_BUILDING, {Fault.BUILDING}), (SOUND_BUILDING, set())):
+        for reducing, second in ((BROKEN_REDUCING, {Fault.REDUCING}), (SOUND_REDUCING, set())):
+            found = find_faults("3.15.1", trainer(tmp_path, building, reducing))
+            assert found == first | second, (building, reducing)
+    broken = trainer(tmp_path, BROKEN_BUILDING, BROKEN_REDUCING)
+    versions = ("2.15.0", "3.9.2", "3.16.0", "4.0.0", "nonsense")
+    assert [version for version in versions if find_faults(version, broken)] == []
     assert find_faults("3.15.1", ModuleType("empty")) == set()
 
 
-@pytest.mark.parametrize(
-    ("text", "version"), [("3.15.1", (3, 15)), ("3.9.0.dev2024", (3, 9)), ("10.2", (10, 2)), ("x", (0, 0))]
-)
-def test_versions_are_parsed(text: str, version: tuple[int, int]) -> None:
-    assert parse_version(text) == version
+def test_versions_are_parsed() -> None:
+    texts = ("3.15.1", "3.9.0.dev2024", "10.2", "x")
+    assert [parse_version(text) for text in texts] == [(3, 15), (3, 9), (10, 2), (0, 0)]
 
 
 def test_one_worker_needs_no_repair() -> None:

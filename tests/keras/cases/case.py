@@ -53,22 +53,27 @@ class Case:
 
 
 CASES: dict[str, Case] = {}
-Declare = Callable[[Callable[[Place], Values]], Callable[[Place], Values]]
+Run = Callable[[Place], Values]
 
 
-def topic(title: str) -> Callable[..., Declare]:
-    """Return the decorator of the cases of a topic."""
+def topic(title: str) -> Callable[..., Any]:
+    """Return the function that declares the cases of a topic; without `run` it returns a decorator."""
 
     def case(
-        name: str, *, three: bool = False, quick: bool = False, differs: str = "", within: float = np.inf
-    ) -> Declare:
-        def declare(run: Callable[[Place], Values]) -> Callable[[Place], Values]:
-            if name in CASES:
-                raise ValueError(f"two cases are named {name}")
-            CASES[name] = Case(name, title, run, three, quick, differs, within)
-            return run
-
-        return declare
+        name: str,
+        run: Run | None = None,
+        *,
+        three: bool = False,
+        quick: bool = False,
+        differs: str = "",
+        within: float = np.inf,
+    ) -> Any:
+        if run is None:
+            return lambda run: case(name, run, three=three, quick=quick, differs=differs, within=within)
+        if name in CASES:
+            raise ValueError(f"two cases are named {name}")
+        CASES[name] = Case(name, title, run, three, quick, differs, within)
+        return run
 
     return case
 
@@ -94,6 +99,17 @@ def mlp(outputs: int = CLASSES, activation: Any = None, **hidden: Any) -> Any:
 
 def dense(outputs: int = CLASSES, activation: Any = None) -> Any:
     return keras.layers.Dense(outputs, activation, dtype="float32")
+
+
+class Plain(keras.Model):
+    """A model with one layer, for own steps, losses and metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = dense()
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return self.last(x)
 
 
 def sequential(shape: tuple[int | None, ...], *layers: Any, dtype: str = "float32") -> Any:

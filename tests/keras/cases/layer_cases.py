@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
+import model_cases
 import numpy as np
 import tensorflow as tf
 from case import (
@@ -12,8 +14,10 @@ from case import (
     EXAMPLES,
     FEATURES,
     Place,
+    Run,
     Values,
     compiled,
+    cross_entropy,
     data,
     dense,
     fit,
@@ -28,69 +32,36 @@ from keras import layers
 from model_cases import VARIED, trained
 
 case = topic("layers and policies")
+model = functools.partial(model_cases.model, declare=case)
 DRAWN = "each worker draws other random numbers; under MirroredStrategy all replicas draw the same"
 ROUNDED = "the parts of a batch are rounded to 8 or 11 bits separately"
 
 
-def between(place: Place, *stack: Any) -> Values:
-    """Train with layers between two dense ones."""
-
-    def make() -> Any:
-        return sequential((FEATURES,), layers.Dense(6), *[layer() for layer in stack], dense())
-
-    return trained(place, make)
+def between(*stack: Any) -> Run:
+    """Return a case that trains with layers between two dense ones."""
+    return trained(lambda: sequential((FEATURES,), layers.Dense(6), *[layer() for layer in stack], dense()))
 
 
-@case("LayerNormalization")
-def layer_norm(place: Place) -> Values:
-    return between(place, layers.LayerNormalization, layers.ReLU)
+case("LayerNormalization", between(layers.LayerNormalization, layers.ReLU))
+case(
+    "GroupNormalization, RMSNormalization, UnitNormalization",
+    between(lambda: layers.GroupNormalization(2), layers.RMSNormalization, layers.UnitNormalization),
+)
+case("BatchNormalization", between(layers.BatchNormalization), three=True, differs=VARIED)
+case("BatchNormalization that is frozen", between(lambda: layers.BatchNormalization(trainable=False)))
+case("SpectralNormalization", between(lambda: layers.SpectralNormalization(layers.Dense(5))))
 
 
-@case("GroupNormalization, RMSNormalization, UnitNormalization")
-def other_norms(place: Place) -> Values:
-    return between(
-        place, lambda: layers.GroupNormalization(2), layers.RMSNormalization, layers.UnitNormalization
-    )
+@model("PReLU, maxout by Maximum")
+def prelu() -> Any:
+    inputs = keras.Input((FEATURES,))
+    parts = [layers.PReLU()(layers.Dense(4)(inputs)) for _ in range(2)]
+    return keras.Model(inputs, dense()(layers.Maximum()(parts)))
 
 
-@case("BatchNormalization", three=True, differs=VARIED)
-def batch_norm(place: Place) -> Values:
-    return between(place, layers.BatchNormalization)
-
-
-@case("BatchNormalization that is frozen")
-def frozen_norm(place: Place) -> Values:
-    return between(place, lambda: layers.BatchNormalization(trainable=False))
-
-
-@case("SpectralNormalization")
-def spectral(place: Place) -> Values:
-    return between(place, lambda: layers.SpectralNormalization(layers.Dense(5)))
-
-
-@case("PReLU, maxout by Maximum")
-def prelu(place: Place) -> Values:
-    def make() -> Any:
-        inputs = keras.Input((FEATURES,))
-        parts = [layers.PReLU()(layers.Dense(4)(inputs)) for _ in range(2)]
-        return keras.Model(inputs, dense()(layers.Maximum()(parts)))
-
-    return trained(place, make)
-
-
-@case("EinsumDense")
-def einsum(place: Place) -> Values:
-    return between(place, lambda: layers.EinsumDense("ab,bc->ac", 5, bias_axes="c"))
-
-
-@case("Dropout", differs=DRAWN)
-def dropout(place: Place) -> Values:
-    return between(place, lambda: layers.Dropout(0.5))
-
-
-@case("GaussianNoise", differs=DRAWN)
-def noise(place: Place) -> Values:
-    return between(place, lambda: layers.GaussianNoise(0.5))
+case("EinsumDense", between(lambda: layers.EinsumDense("ab,bc->ac", 5, bias_axes="c")))
+case("Dropout", between(lambda: layers.Dropout(0.5)), differs=DRAWN)
+case("GaussianNoise", between(lambda: layers.GaussianNoise(0.5)), differs=DRAWN)
 
 
 @case("Dropout that is off in evaluate and predict")
@@ -101,12 +72,14 @@ def dropout_at_rest(place: Place) -> Values:
     return predicted(model, x) | {"loss": loss, "accuracy": accuracy}
 
 
-@case("augmentation by RandomFlip", differs=DRAWN)
-def flips(place: Place) -> Values:
-    def make() -> Any:
-        return sequential((4, 4, 1), layers.RandomFlip(), layers.Flatten(), dense())
-
-    return trained(place, make, numbers(EXAMPLES, 4, 4, 1))
+case(
+    "augmentation by RandomFlip",
+    trained(
+        lambda: sequential((4, 4, 1), layers.RandomFlip(), layers.Flatten(), dense()),
+        numbers(EXAMPLES, 4, 4, 1),
+    ),
+    differs=DRAWN,
+)
 
 
 class Noted(layers.Layer):
@@ -123,48 +96,31 @@ class Noted(layers.Layer):
         return x * self.scale
 
 
-@case("own layer with add_loss and a running mean", three=True)
-def own_layer(place: Place) -> Values:
-    return between(place, Noted)
+case("own layer with add_loss and a running mean", between(Noted), three=True)
+case("ActivityRegularization", between(lambda: layers.ActivityRegularization(l1=0.01, l2=0.02)), three=True)
+case(
+    "regularisers of kernel and bias",
+    trained(lambda: mlp(kernel_regularizer="l2", bias_regularizer="l1")),
+    three=True,
+)
+case(
+    "orthogonal regulariser",
+    trained(lambda: mlp(kernel_regularizer=keras.regularizers.OrthogonalRegularizer())),
+)
+case("constraints of weights", trained(lambda: mlp(kernel_constraint=keras.constraints.MaxNorm(0.7))))
 
 
-@case("ActivityRegularization", three=True)
-def activity(place: Place) -> Values:
-    return between(place, lambda: layers.ActivityRegularization(l1=0.01, l2=0.02))
+@model("Normalization that was adapted")
+def adapted() -> Any:
+    norm = layers.Normalization()
+    norm.adapt(data()[0])
+    return sequential((FEATURES,), norm, dense())
 
 
-@case("regularisers of kernel and bias", three=True)
-def regularisers(place: Place) -> Values:
-    return trained(place, lambda: mlp(kernel_regularizer="l2", bias_regularizer="l1"))
-
-
-@case("orthogonal regulariser")
-def orthogonal(place: Place) -> Values:
-    return trained(place, lambda: mlp(kernel_regularizer=keras.regularizers.OrthogonalRegularizer()))
-
-
-@case("constraints of weights")
-def constraints(place: Place) -> Values:
-    return trained(place, lambda: mlp(kernel_constraint=keras.constraints.MaxNorm(0.7)))
-
-
-@case("Normalization that was adapted")
-def adapted(place: Place) -> Values:
-    def make() -> Any:
-        norm = layers.Normalization()
-        norm.adapt(data()[0])
-        return sequential((FEATURES,), norm, dense())
-
-    return trained(place, make)
-
-
-@case("Discretization and CategoryEncoding")
-def discretised(place: Place) -> Values:
-    def make() -> Any:
-        kinds = layers.CategoryEncoding(3, output_mode="count")
-        return sequential((FEATURES,), layers.Discretization([-0.5, 0.5]), kinds, dense())
-
-    return trained(place, make)
+@model("Discretization and CategoryEncoding")
+def discretised() -> Any:
+    kinds = layers.CategoryEncoding(3, output_mode="count")
+    return sequential((FEATURES,), layers.Discretization([-0.5, 0.5]), kinds, dense())
 
 
 @case("StringLookup in the pipeline")
@@ -189,77 +145,66 @@ def vectorised(place: Place) -> Values:
     return fit(compiled(place, make), batches.map(lambda x, y: (vectors(x), y)))
 
 
-@case("Hashing and embedding")
-def hashed(place: Place) -> Values:
-    def make() -> Any:
-        hashing = layers.Hashing(7)
-        return sequential((3,), hashing, layers.Embedding(7, 3), layers.Flatten(), dense(), dtype="int64")
-
-    return trained(place, make, labels(EXAMPLES * 3, 99).reshape(EXAMPLES, 3))
+@model("Hashing and embedding", labels(EXAMPLES * 3, 99).reshape(EXAMPLES, 3))
+def hashed() -> Any:
+    hashing = layers.Hashing(7)
+    return sequential((3,), hashing, layers.Embedding(7, 3), layers.Flatten(), dense(), dtype="int64")
 
 
-@case("Rescaling and resizing of uint8 images")
-def resized(place: Place) -> Values:
-    def make() -> Any:
-        return sequential(
-            (6, 6, 1),
-            layers.Rescaling(1 / 255),
-            layers.Resizing(4, 4),
-            layers.Flatten(),
-            dense(),
-            dtype="uint8",
-        )
-
-    return trained(place, make, labels(EXAMPLES * 36, 255).reshape(EXAMPLES, 6, 6, 1).astype(np.uint8))
+@model(
+    "Rescaling and resizing of uint8 images",
+    labels(EXAMPLES * 36, 255).reshape(EXAMPLES, 6, 6, 1).astype(np.uint8),
+)
+def resized() -> Any:
+    scaled = layers.Rescaling(1 / 255), layers.Resizing(4, 4)
+    return sequential((6, 6, 1), *scaled, layers.Flatten(), dense(), dtype="uint8")
 
 
-@case("frozen layers (transfer learning)", three=True)
-def frozen(place: Place) -> Values:
-    def make() -> Any:
-        base = mlp(5)
-        base.trainable = False
-        return sequential((FEATURES,), base, dense())
-
-    return trained(place, make)
+@model("frozen layers (transfer learning)", three=True)
+def frozen() -> Any:
+    base = mlp(5)
+    base.trainable = False
+    return sequential((FEATURES,), base, dense())
 
 
 @case("layers that are thawed between two fits")
 def thawed(place: Place) -> Values:
     with place.scope():
-        base = mlp(5)
-        base.trainable = False
-        model = sequential((FEATURES,), base, dense())
+        model = frozen()
     for trainable in (False, True):
-        base.trainable = trainable
+        model.layers[0].trainable = trainable
         with place.scope():
-            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+            model.compile("sgd", cross_entropy())
         values = fit(model)
     return values
 
 
-@case("LoRA")
-def lora(place: Place) -> Values:
-    def make() -> Any:
-        model = mlp()
-        model.layers[0].enable_lora(2)
-        return model
-
-    return trained(place, make)
+@model("LoRA")
+def lora() -> Any:
+    model = mlp()
+    model.layers[0].enable_lora(2)
+    return model
 
 
-@case("float64")
-def float64(place: Place) -> Values:
-    keras.config.set_dtype_policy("float64")
-    return trained(place, lambda: sequential((FEATURES,), layers.Dense(5, "tanh"), layers.Dense(CLASSES)))
+def with_policy(policy: str, run: Run) -> Run:
+    def run_with_policy(place: Place) -> Values:
+        keras.config.set_dtype_policy(policy)
+        return run(place)
+
+    return run_with_policy
 
 
-@case("mixed_bfloat16", differs=ROUNDED, within=2e-2)
-def bfloat16(place: Place) -> Values:
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    return trained(place, mlp)
-
-
-@case("mixed_float16 with loss scaling", differs=ROUNDED, within=2e-2)
-def float16(place: Place) -> Values:
-    keras.config.set_dtype_policy("mixed_float16")
-    return trained(place, mlp)
+case(
+    "float64",
+    with_policy(
+        "float64",
+        trained(lambda: sequential((FEATURES,), layers.Dense(5, "tanh"), layers.Dense(CLASSES))),
+    ),
+)
+case("mixed_bfloat16", with_policy("mixed_bfloat16", trained(mlp)), differs=ROUNDED, within=2e-2)
+case(
+    "mixed_float16 with loss scaling",
+    with_policy("mixed_float16", trained(mlp)),
+    differs=ROUNDED,
+    within=2e-2,
+)

@@ -12,6 +12,7 @@ from case import (
     FEATURES,
     UNEVEN,
     Place,
+    Run,
     Values,
     cross_entropy,
     data,
@@ -30,89 +31,63 @@ def distributed(place: Place, examples: int = EXAMPLES) -> Any:
 
 
 def looped(
-    place: Place,
     optimizer: Any,
     *,
     examples: int = EXAMPLES,
     many: bool = False,
     eager: bool = False,
     built: bool = True,
-) -> Values:
-    """Train as TensorFlow's tutorial does: strategy.run, a loss for the global batch, the gradients summed."""
-    with place.scope():
-        model = mlp()
-        descent = optimizer()
-        if built:
-            descent.build(model.trainable_variables)
-        entropy = cross_entropy(reduction=None)
-        accuracy = keras.metrics.SparseCategoricalAccuracy()
+) -> Run:
+    """Return a case that trains as TensorFlow's tutorial does: strategy.run, a loss for the global batch,
+    the gradients summed."""
 
-    def step(batch: Any) -> Any:
-        x, y = batch
-        with tf.GradientTape() as tape:
-            y_pred = model(x, training=True)
-            loss = tf.nn.compute_average_loss(entropy(y, y_pred), global_batch_size=BATCH)
-        variables = model.trainable_variables
-        descent.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        accuracy.update_state(y, y_pred)
-        return loss
+    def train(place: Place) -> Values:
+        with place.scope():
+            model = mlp()
+            descent = optimizer()
+            if built:
+                descent.build(model.trainable_variables)
+            entropy = cross_entropy(reduction=None)
+            accuracy = keras.metrics.SparseCategoricalAccuracy()
 
-    def all_step(batch: Any) -> Any:
-        return place.strategy.reduce("SUM", place.strategy.run(step, args=(batch,)), axis=None)
+        def step(batch: Any) -> Any:
+            x, y = batch
+            with tf.GradientTape() as tape:
+                y_pred = model(x, training=True)
+                loss = tf.nn.compute_average_loss(entropy(y, y_pred), global_batch_size=BATCH)
+            variables = model.trainable_variables
+            descent.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            accuracy.update_state(y, y_pred)
+            return loss
 
-    def all_steps(batches: Any) -> Any:
-        total = tf.constant(0.0)
-        for batch in batches:
-            total += all_step(batch)
-        return total
+        def all_step(batch: Any) -> Any:
+            return place.strategy.reduce("SUM", place.strategy.run(step, args=(batch,)), axis=None)
 
-    run = all_step if eager else tf.function(all_steps if many else all_step)
-    losses: list[float] = []
-    batches = distributed(place, examples)
-    for _ in range(2):
-        losses += [float(run(batches))] if many else [float(run(batch)) for batch in batches]
-    return outcome(model, losses=losses)
+        def all_steps(batches: Any) -> Any:
+            total = tf.constant(0.0)
+            for batch in batches:
+                total += all_step(batch)
+            return total
 
+        run = all_step if eager else tf.function(all_steps if many else all_step)
+        losses: list[float] = []
+        batches = distributed(place, examples)
+        for _ in range(2):
+            losses += [float(run(batches))] if many else [float(run(batch)) for batch in batches]
+        return outcome(model, losses=losses)
 
-@case("loop with strategy.run", three=True, quick=True)
-def loop(place: Place) -> Values:
-    return looped(place, lambda: keras.optimizers.SGD(0.1, momentum=0.9))
-
-
-@case("loop that builds its optimizer in the first step")
-def late_loop(place: Place) -> Values:
-    return looped(place, lambda: keras.optimizers.SGD(0.1, momentum=0.9), built=False)
+    return train
 
 
-@case("loop with strategy.run, not in a tf.function")
-def eager_loop(place: Place) -> Values:
-    return looped(place, lambda: keras.optimizers.SGD(0.1), eager=True)
-
-
-@case("loop within one tf.function")
-def loop_in_function(place: Place) -> Values:
-    return looped(place, lambda: keras.optimizers.SGD(0.1), many=True)
-
-
-@case("loop with a smaller last batch", three=True)
-def uneven_loop(place: Place) -> Values:
-    return looped(place, lambda: keras.optimizers.SGD(0.1), examples=UNEVEN)
-
-
-@case("loop with Adam and clipping", three=True)
-def clipped_loop(place: Place) -> Values:
-    return looped(place, lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.05))
-
-
-@case("loop with gradient accumulation")
-def accumulating_loop(place: Place) -> Values:
-    return looped(place, lambda: keras.optimizers.SGD(0.5, gradient_accumulation_steps=2))
-
-
-@case("loop with a schedule")
-def scheduled_loop(place: Place) -> Values:
-    schedule = keras.optimizers.schedules.CosineDecay(0.5, 6)
-    return looped(place, lambda: keras.optimizers.SGD(schedule))
+SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
+case("loop with strategy.run", looped(lambda: SGD(0.1, momentum=0.9)), three=True, quick=True)
+case("loop that builds its optimizer in the first step", looped(lambda: SGD(0.1, momentum=0.9), built=False))
+case("loop with strategy.run, not in a tf.function", looped(lambda: SGD(0.1), eager=True))
+case("loop within one tf.function", looped(lambda: SGD(0.1), many=True))
+case("loop with a smaller last batch", looped(lambda: SGD(0.1), examples=UNEVEN), three=True)
+case("loop with Adam and clipping", looped(lambda: Adam(0.05, global_clipnorm=0.05)), three=True)
+case("loop with gradient accumulation", looped(lambda: SGD(0.5, gradient_accumulation_steps=2)))
+case("loop with a schedule", looped(lambda: SGD(keras.optimizers.schedules.CosineDecay(0.5, 6))))
 
 
 @case("loop without Keras (tf.Module, assign_sub)", three=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ from case import (
     FEATURES,
     UNEVEN,
     Place,
+    Plain,
+    Run,
     Values,
     compiled,
     cross_entropy,
@@ -58,12 +61,29 @@ def one_hot() -> Any:
     return np.eye(CLASSES, dtype=np.float32)[labels()]
 
 
-def against(place: Place, loss: Callable[[], Any], y: Any, activation: Any = None, **options: Any) -> Values:
-    """Train two epochs with a smaller last batch, and evaluate."""
-    outputs = y.shape[-1] if y.ndim > 1 else CLASSES
-    model = compiled(place, lambda: mlp(outputs, activation), loss=loss, metrics=None, **options)
-    x, _ = data()
-    return fit(model, x[:UNEVEN], y[:UNEVEN]) | scores(model, x, y)
+def against(loss: Callable[[], Any], targets: Targets, activation: Any = None, **options: Any) -> Run:
+    """Return a case that trains two epochs with a smaller last batch, and evaluates."""
+
+    def run(place: Place) -> Values:
+        y = targets()
+        outputs = y.shape[-1] if y.ndim > 1 else CLASSES
+        model = compiled(place, lambda: mlp(outputs, activation), loss=loss, metrics=None, **options)
+        x, _ = data()
+        return fit(model, x[:UNEVEN], y[:UNEVEN]) | scores(model, x, y)
+
+    return run
+
+
+def weights_of(values: Values) -> Values:
+    return {name: value for name, value in values.items() if name.startswith("weight")}
+
+
+def summed_entropy() -> Any:
+    return cross_entropy(reduction="sum")
+
+
+def slow() -> Any:
+    return keras.optimizers.SGD(0.01)
 
 
 # Each: its name, its class, the targets and the activation of the outputs.
@@ -94,30 +114,19 @@ BUILT_IN: tuple[tuple[str, Callable[[], Any], Targets, Any], ...] = (
 )
 
 
-def _declare(name: str, loss: Callable[[], Any], targets: Targets, activation: Any) -> None:
-    @case(name, three=name == "SparseCategoricalCrossentropy")
-    def run(place: Place) -> Values:
-        return against(place, loss, targets(), activation)
+for _name, *_arguments in BUILT_IN:
+    case(_name, against(*_arguments), three=_name == "SparseCategoricalCrossentropy")
 
-
-for _each in BUILT_IN:
-    _declare(*_each)
-
-
-@case(
+case(
     "SparseCategoricalCrossentropy with ignore_class",
+    against(lambda: cross_entropy(ignore_class=0), labels),
     differs="the loss is divided by a worker's own number of labels that count",
 )
-def ignored(place: Place) -> Values:
-    return against(place, lambda: cross_entropy(ignore_class=0), labels())
 
 
 @case("CTC")
 def ctc(place: Place) -> Values:
-    def make() -> Any:
-        return sequential((6, 2), layers.Dense(5))
-
-    model = compiled(place, make, loss=losses.CTC, metrics=None)
+    model = compiled(place, lambda: sequential((6, 2), layers.Dense(5)), loss=losses.CTC, metrics=None)
     return fit(model, numbers(UNEVEN, 6, 2), 1 + labels(UNEVEN * 2, 4).reshape(UNEVEN, 2))
 
 
@@ -129,19 +138,9 @@ def circle(place: Place) -> Values:
     return fit(compiled(place, make, loss=losses.Circle, metrics=None))
 
 
-@case("Dice", differs=ONE_NUMBER)
-def dice(place: Place) -> Values:
-    return against(place, losses.Dice, two(), "sigmoid")
-
-
-@case("Dice for each example")
-def dice_by_example(place: Place) -> Values:
-    return against(place, lambda: losses.Dice(axis=(1,)), two(), "sigmoid")
-
-
-@case("Tversky", differs=ONE_NUMBER)
-def tversky(place: Place) -> Values:
-    return against(place, losses.Tversky, two(), "sigmoid")
+case("Dice", against(losses.Dice, two, "sigmoid"), differs=ONE_NUMBER)
+case("Dice for each example", against(lambda: losses.Dice(axis=(1,)), two, "sigmoid"))
+case("Tversky", against(losses.Tversky, two, "sigmoid"), differs=ONE_NUMBER)
 
 
 def by_example(y_true: Any, y_pred: Any) -> Any:
@@ -157,9 +156,7 @@ class Own(losses.Loss):
         return tf.reduce_sum(tf.square(y_true - y_pred), axis=-1)
 
 
-@case("own function, a number for each example", three=True)
-def own_function(place: Place) -> Values:
-    return against(place, lambda: by_example, size())
+case("own function, a number for each example", against(lambda: by_example, size), three=True)
 
 
 @case("own function, one number for a batch, even batches", three=True)
@@ -168,56 +165,30 @@ def own_number(place: Place) -> Values:
     return fit(model, data()[0], size())
 
 
-@case("own function, one number for a batch, uneven batches")
-def own_number_uneven(place: Place) -> Values:
-    return against(place, lambda: of_the_batch, size())
-
-
-@case("own class", three=True)
-def own_class(place: Place) -> Values:
-    return against(place, Own, size())
-
-
-@case("function of keras.losses")
-def function(place: Place) -> Values:
-    return against(place, lambda: keras.losses.mean_squared_error, size())
+case("own function, one number for a batch, uneven batches", against(lambda: of_the_batch, size))
+case("own class", against(Own, size), three=True)
+case("function of keras.losses", against(lambda: keras.losses.mean_squared_error, size))
 
 
 @case("a sum, even batches", three=True)
 def summed(place: Place) -> Values:
-    model = compiled(place, optimizer=slow, loss=lambda: cross_entropy(reduction="sum"), metrics=None)
-    return fit(model)
+    return fit(compiled(place, optimizer=slow, loss=summed_entropy, metrics=None))
 
 
-def slow() -> Any:
-    return keras.optimizers.SGD(0.01)
-
-
-@case(
+summed_unevenly = case(
     "a sum, uneven batches",
+    against(summed_entropy, labels, optimizer=slow),
     three=True,
     differs="the log weights the workers' sums by their examples; the weights of the model are equal",
 )
-def summed_unevenly(place: Place) -> Values:
-    return against(place, lambda: cross_entropy(reduction="sum"), labels(), optimizer=slow)
-
-
-@case("a sum, weights of the model, uneven batches")
-def weights_of_summed(place: Place) -> Values:
-    values = against(place, lambda: cross_entropy(reduction="sum"), labels(), optimizer=slow)
-    return {name: value for name, value in values.items() if name.startswith("weight")}
+case("a sum, weights of the model, uneven batches", lambda place: weights_of(summed_unevenly(place)))
 
 
 @case("a sum and regularisers", three=True)
 def summed_regularised(place: Place) -> Values:
-    model = compiled(
-        place,
-        lambda: mlp(kernel_regularizer="l2"),
-        optimizer=slow,
-        loss=lambda: cross_entropy(reduction="sum"),
-        metrics=None,
-    )
-    return {name: value for name, value in fit(model, *data(UNEVEN)).items() if name.startswith("weight")}
+    make = functools.partial(mlp, kernel_regularizer="l2")
+    model = compiled(place, make, slow, loss=summed_entropy, metrics=None)
+    return weights_of(fit(model, *data(UNEVEN)))
 
 
 @case(
@@ -230,9 +201,7 @@ def by_weights(place: Place) -> Values:
     return fit(model, sample_weight=np.linspace(0.1, 2, EXAMPLES).astype(np.float32))
 
 
-@case("reduction=None")
-def unreduced(place: Place) -> Values:
-    return against(place, lambda: cross_entropy(reduction=None), labels(), optimizer=slow)
+case("reduction=None", against(lambda: cross_entropy(reduction=None), labels, optimizer=slow))
 
 
 @case("losses of two outputs, uneven batches", three=True)
@@ -257,15 +226,8 @@ def without_loss(place: Place) -> Values:
     return fit(model, x, {"k": y, "v": size()[:UNEVEN]})
 
 
-class OwnComputeLoss(keras.Model):
+class OwnComputeLoss(Plain):
     """Adds a penalty of the outputs in compute_loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = dense()
-
-    def call(self, x: Any) -> Any:
-        return self.last(x)
 
     def compute_loss(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True
@@ -275,9 +237,7 @@ class OwnComputeLoss(keras.Model):
         return loss + 0.1 * tf.reduce_mean(tf.square(y_pred)) / replicas
 
 
-@case("own compute_loss", three=True, quick=True)
-def own_compute_loss(place: Place) -> Values:
-    return fit(compiled(place, OwnComputeLoss))
+case("own compute_loss", lambda place: fit(compiled(place, OwnComputeLoss)), three=True, quick=True)
 
 
 @case("only add_loss, no compiled loss")

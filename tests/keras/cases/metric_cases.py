@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
-from case import CLASSES, UNEVEN, Place, Values, compiled, data, fit, labels, mlp, scores, topic
+from case import CLASSES, UNEVEN, Place, Plain, Run, Values, compiled, data, fit, labels, mlp, scores, topic
 from keras import metrics
 from loss_cases import one_hot, positive, sign, size, two
 
@@ -16,14 +15,23 @@ case = topic("metrics")
 Make = Callable[[], Any]
 
 
-def measured(
-    place: Place, make: Callable[[], list[Any]], y: Any, activation: Any = None, **options: Any
-) -> Values:
-    outputs = y.shape[-1] if y.ndim > 1 else CLASSES
-    chosen = {"loss": "mse" if y.ndim > 1 else "sparse_categorical_crossentropy", **options}
-    model = compiled(place, lambda: mlp(outputs, activation), metrics=make, **chosen)
-    x, _ = data()
-    return fit(model, x[:UNEVEN], y[:UNEVEN]) | scores(model, x, y)
+def measured(make: Make, targets: Make, activation: Any = None) -> Run:
+    """Return a case that trains with a metric, or a list of them, and evaluates."""
+
+    def run(place: Place) -> Values:
+        y = targets()
+        outputs = y.shape[-1] if y.ndim > 1 else CLASSES
+        loss = "mse" if y.ndim > 1 else "sparse_categorical_crossentropy"
+
+        def several() -> list[Any]:
+            made = make()
+            return made if isinstance(made, list) else [made]
+
+        model = compiled(place, lambda: mlp(outputs, activation), loss=loss, metrics=several)
+        x, _ = data()
+        return fit(model, x[:UNEVEN], y[:UNEVEN]) | scores(model, x, y)
+
+    return run
 
 
 def negatives() -> list[Any]:
@@ -81,19 +89,9 @@ GROUPS: dict[tuple[Any, Callable[[], Any]], dict[str, Make]] = {
 }
 
 
-def _declare(name: str, make: Callable[[], Any], targets: Callable[[], Any], activation: Any) -> None:
-    def several() -> list[Any]:
-        made = make()
-        return made if isinstance(made, list) else [made]
-
-    @case(name, three=name in ("AUC of ROC", "R2Score"))
-    def run(place: Place) -> Values:
-        return measured(place, several, targets(), activation)
-
-
 for (_activation, _targets), _metrics in GROUPS.items():
     for _name, _make in _metrics.items():
-        _declare(_name, _make, _targets, _activation)
+        case(_name, measured(_make, _targets, _activation), three=_name in ("AUC of ROC", "R2Score"))
 
 
 class Counter(metrics.Metric):
@@ -118,40 +116,36 @@ class Both(Counter):
         return {"share": self.right / tf.cast(self.seen, tf.float32), "seen": self.seen}
 
 
-@case("own metric that returns its variable", three=True)
-def counter(place: Place) -> Values:
-    return measured(place, lambda: [Counter()], labels(), "softmax")
+def spread(y_true: Any, y_pred: Any) -> Any:
+    return tf.reduce_max(y_pred, axis=-1) - tf.reduce_min(y_pred, axis=-1)
+
+
+case("own metric that returns its variable", measured(Counter, labels, "softmax"), three=True)
 
 
 @case("own metric, made outside of the scope", three=True)
 def outside(place: Place) -> Values:
-    made = [Counter()]
-    return measured(place, lambda: made, labels(), "softmax")
+    made = Counter()
+    return measured(lambda: made, labels, "softmax")(place)
 
 
-@case("own metric with several results")
-def several_results(place: Place) -> Values:
-    return measured(place, lambda: [Both()], labels(), "softmax")
+case("own metric with several results", measured(Both, labels, "softmax"))
+case("own function as a metric", measured(lambda: spread, labels, "softmax"), three=True)
 
 
-@case("own function as a metric", three=True)
-def function(place: Place) -> Values:
-    def spread(y_true: Any, y_pred: Any) -> Any:
-        return tf.reduce_max(y_pred, axis=-1) - tf.reduce_min(y_pred, axis=-1)
-
-    return measured(place, lambda: [spread], labels(), "softmax")
+class Level(metrics.Mean):
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(tf.reduce_mean(y_pred, axis=-1))
 
 
-@case("MeanMetricWrapper and Mean of an own class")
-def wrapped(place: Place) -> Values:
-    class Level(metrics.Mean):
-        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-            super().update_state(tf.reduce_mean(y_pred, axis=-1))
+def error(y_true: Any, y_pred: Any) -> Any:
+    return tf.abs(tf.cast(y_true[:, 0], tf.float32) - y_pred[:, 0])
 
-    def error(y_true: Any, y_pred: Any) -> Any:
-        return tf.abs(tf.cast(y_true[:, 0], tf.float32) - y_pred[:, 0])
 
-    return measured(place, lambda: [Level(), metrics.MeanMetricWrapper(error, name="error")], size())
+case(
+    "MeanMetricWrapper and Mean of an own class",
+    measured(lambda: [Level(), metrics.MeanMetricWrapper(error, name="error")], size),
+)
 
 
 @case("weighted metrics", quick=True)
@@ -162,52 +156,45 @@ def weighted(place: Place) -> Values:
     return fit(model, x, y, sample_weight=weights)
 
 
-@case("MeanIoU, confusion of classes")
-def mean_iou(place: Place) -> Values:
-    class Confusion(metrics.MeanIoU):
-        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-            return super().update_state(y_true, tf.argmax(y_pred, axis=-1), sample_weight)
-
-    return measured(place, lambda: [Confusion(CLASSES)], labels(), "softmax")
+class Confusion(metrics.MeanIoU):
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return super().update_state(y_true, tf.argmax(y_pred, axis=-1), sample_weight)
 
 
-class Inside(keras.Model):
+case("MeanIoU, confusion of classes", measured(lambda: Confusion(CLASSES), labels, "softmax"))
+
+
+class Inside(Plain):
     """Updates its own metric in call."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.last = keras.layers.Dense(CLASSES)
         self.level = metrics.Mean(name="level")
 
-    def call(self, x: Any) -> Any:
-        y = self.last(x)
+    def call(self, x: Any, training: bool = False) -> Any:
+        y = super().call(x)
         self.level.update_state(tf.reduce_mean(y, axis=-1))
         return y
 
 
-@case("metric that the model updates in call", three=True, quick=True)
-def inside(place: Place) -> Values:
-    model = compiled(place, Inside)
-    return fit(model, *data(UNEVEN))
+case(
+    "metric that the model updates in call",
+    lambda place: fit(compiled(place, Inside), *data(UNEVEN)),
+    three=True,
+    quick=True,
+)
 
 
-class OwnMetrics(keras.Model):
+class OwnMetrics(Plain):
     """Overrides compute_metrics."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.last = keras.layers.Dense(CLASSES)
         self.extra = metrics.Mean(name="extra")
-
-    def call(self, x: Any) -> Any:
-        return self.last(x)
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         self.extra.update_state(tf.reduce_mean(y_pred, axis=-1))
         return super().compute_metrics(x, y, y_pred, sample_weight)
 
 
-@case("own compute_metrics")
-def own_compute_metrics(place: Place) -> Values:
-    model = compiled(place, OwnMetrics)
-    return fit(model, *data(UNEVEN))
+case("own compute_metrics", lambda place: fit(compiled(place, OwnMetrics), *data(UNEVEN)))

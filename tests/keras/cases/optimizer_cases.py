@@ -6,19 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-from case import EXAMPLES, Place, Values, compiled, data, dense, fit, labels, mlp, sequential, topic
+from case import EXAMPLES, Place, Run, Values, compiled, data, dense, fit, labels, mlp, sequential, topic
 from keras import optimizers
 from keras.optimizers import schedules
 
 case = topic("optimizers")
 
 
-def used(place: Place, make: Callable[[], Any], model: Callable[[], Any] = mlp, **options: Any) -> Values:
-    """Train six steps; the optimizer's variables count, too."""
-    trained = compiled(place, model, make)
-    values = fit(trained, **options)
-    slots = [variable.numpy() for variable in trained.optimizer.variables]
-    return values | {f"slot {index}": slot for index, slot in enumerate(slots) if slot.dtype.kind == "f"}
+def used(make: Callable[[], Any], model: Callable[[], Any] = mlp, **options: Any) -> Run:
+    """Return a case that trains six steps; the optimizer's variables count, too."""
+
+    def run(place: Place) -> Values:
+        trained = compiled(place, model, make)
+        values = fit(trained, **options)
+        slots = [variable.numpy() for variable in trained.optimizer.variables]
+        return values | {f"slot {index}": slot for index, slot in enumerate(slots) if slot.dtype.kind == "f"}
+
+    return run
 
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -60,22 +64,14 @@ THREE = {"SGD", "Adam", "global_clipnorm", "gradient accumulation"}
 QUICK = {"Adam", "global_clipnorm"}
 
 
-def _declare(name: str, make: Callable[[], Any]) -> None:
-    @case(name, three=name in THREE, quick=name in QUICK)
-    def run(place: Place) -> Values:
-        return used(place, make)
-
-
 for _name, _make in OPTIMIZERS.items():
-    _declare(_name, _make)
+    case(_name, used(_make), three=_name in THREE, quick=_name in QUICK)
 
-
-@case(
+case(
     "ScheduleFreeAdamW",
+    used(lambda: optimizers.ScheduleFreeAdamW(0.01)),
     differs="in one process Keras builds it in the first step, and loses the initial weights of the model",
 )
-def schedule_free(place: Place) -> Values:
-    return used(place, lambda: optimizers.ScheduleFreeAdamW(0.01))
 
 
 @case("ScheduleFreeAdamW, built before the first step")
@@ -112,24 +108,20 @@ class Halving(schedules.LearningRateSchedule):
         return {}
 
 
-@case("own optimizer with a slot", three=True)
-def own(place: Place) -> Values:
-    return used(place, lambda: Own(learning_rate=0.1))
+case("own optimizer with a slot", used(lambda: Own(learning_rate=0.1)), three=True)
+case("own schedule", used(lambda: optimizers.SGD(Halving())))
 
 
-@case("own schedule")
-def own_schedule(place: Place) -> Values:
-    return used(place, lambda: optimizers.SGD(Halving()))
+def embedded() -> Any:
+    flat = keras.layers.Flatten()
+    return sequential((3,), keras.layers.Embedding(9, 4), flat, dense(), dtype="int32")
 
 
-@case("sparse gradients of an embedding, Adam", three=True)
-def sparse(place: Place) -> Values:
-    def make() -> Any:
-        flat = keras.layers.Flatten()
-        return sequential((3,), keras.layers.Embedding(9, 4), flat, dense(), dtype="int32")
-
-    x = labels(EXAMPLES * 3, 9).reshape(EXAMPLES, 3)
-    return used(place, lambda: optimizers.Adam(0.01), make, x=x, y=labels())
+case(
+    "sparse gradients of an embedding, Adam",
+    used(lambda: optimizers.Adam(0.01), embedded, x=labels(EXAMPLES * 3, 9).reshape(EXAMPLES, 3), y=labels()),
+    three=True,
+)
 
 
 @case("learning rate that is set between two fits")

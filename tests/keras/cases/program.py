@@ -31,8 +31,8 @@ from case import CASES, SEED, Case, Place  # noqa: E402
 
 # In the order of the table; the last ones are not in it.
 MODULES = (
-    *("model", "layer", "data", "file", "loss", "metric", "optimizer", "training", "step", "loop"),
-    *("uneven", "report", "state", "shared_path", "own_step", "collective"),
+    *("model", "layer", "data", "loss", "metric", "optimizer", "training", "step", "loop"),
+    *("uneven", "report", "state", "shared_path", "own_step"),
 )
 for _module in MODULES:
     importlib.import_module(f"{_module}_cases")

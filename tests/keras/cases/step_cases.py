@@ -13,10 +13,11 @@ from case import (
     FEATURES,
     UNEVEN,
     Place,
+    Plain,
+    Run,
     Values,
     compiled,
     data,
-    dense,
     fit,
     labels,
     mlp,
@@ -29,16 +30,7 @@ from keras import layers
 case = topic("own steps")
 
 
-class Plain(keras.Model):
-    """A model with one layer, for the steps below."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = dense()
-
-    def call(self, x: Any, training: bool = False) -> Any:
-        return self.last(x)
-
+class OwnSteps(Plain):
     def descend(self, tape: Any, loss: Any) -> None:
         variables = self.trainable_variables
         self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
@@ -53,7 +45,7 @@ class Plain(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-class GuideSteps(Plain):
+class GuideSteps(OwnSteps):
     """The steps of Keras's guide."""
 
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -96,32 +88,30 @@ def guide_test_step(place: Place) -> Values:
     return numbers_of(model.evaluate(*data(), batch_size=BATCH, verbose=0, return_dict=True))
 
 
-class Accurate(Plain):
+class Accurate(OwnSteps):
     def test_step(self, batch: Any) -> dict[str, Any]:
         x, y = batch
         y_pred = self(x, training=False)
         return {"accurate": tf.reduce_mean(tf.cast(tf.argmax(y_pred, axis=-1) == y, tf.float32))}
 
 
-def accurate(place: Place, examples: int) -> Values:
-    model = compiled(place, Accurate, metrics=None)
-    return model.evaluate(*data(examples), batch_size=BATCH, verbose=0, return_dict=True)
+def accurate(examples: int) -> Run:
+    def run(place: Place) -> Values:
+        model = compiled(place, Accurate, metrics=None)
+        return model.evaluate(*data(examples), batch_size=BATCH, verbose=0, return_dict=True)
+
+    return run
 
 
-@case("test_step that returns a number of its batch", three=True)
-def own_test_step(place: Place) -> Values:
-    return accurate(place, EXAMPLES)
-
-
-@case(
+case("test_step that returns a number of its batch", accurate(EXAMPLES), three=True)
+case(
     "test_step that returns a number of its batch, uneven batches",
+    accurate(UNEVEN),
     differs="the mean of the workers' numbers, also where they have different numbers of examples",
 )
-def own_test_step_uneven(place: Place) -> Values:
-    return accurate(place, UNEVEN)
 
 
-class Penalised(Plain):
+class Penalised(OwnSteps):
     """Adds a penalty of the gradient with respect to the inputs."""
 
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -137,12 +127,14 @@ class Penalised(Plain):
         return {"size": tf.reduce_mean(size)}
 
 
-@case("own train_step with a gradient penalty", three=True)
-def penalised(place: Place) -> Values:
-    return fit(compiled(place, Penalised, metrics=None))
+case(
+    "own train_step with a gradient penalty",
+    lambda place: fit(compiled(place, Penalised, metrics=None)),
+    three=True,
+)
 
 
-class Distilled(Plain):
+class Distilled(OwnSteps):
     """Learns from a teacher that is not trained."""
 
     def __init__(self) -> None:
@@ -167,12 +159,10 @@ class Distilled(Plain):
         return {"mean": self.mean.result()}
 
 
-@case("own train_step, distillation")
-def distilled(place: Place) -> Values:
-    return fit(compiled(place, Distilled, metrics=None))
+case("own train_step, distillation", lambda place: fit(compiled(place, Distilled, metrics=None)))
 
 
-class Accumulated(Plain):
+class Accumulated(OwnSteps):
     """Applies the gradients of two halves of the batch."""
 
     def train_step(self, batch: Any) -> dict[str, Any]:
@@ -244,7 +234,7 @@ def gan(place: Place) -> Values:
 
 @case("own train_step with sample weights")
 def weighted_step(place: Place) -> Values:
-    class Weighted(Plain):
+    class Weighted(OwnSteps):
         def train_step(self, batch: Any) -> dict[str, Any]:
             x, y, weights = batch
             with tf.GradientTape() as tape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from case import (
     FEATURES,
     UNEVEN,
     Place,
+    Run,
     Values,
     compiled,
     cross_entropy,
@@ -36,31 +38,35 @@ def quick_descent() -> Any:
     return keras.optimizers.SGD(3.0)
 
 
-def watched(place: Place, *some: Any, **options: Any) -> Values:
-    """Train too fast, so that the validation loss rises soon."""
-    model = compiled(place, optimizer=quick_descent)
-    values = fit(model, **{"epochs": 6, "validation_data": data(UNEVEN), "callbacks": list(some), **options})
-    return values | {"rate": float(model.optimizer.learning_rate.numpy())}
+def watched(*some: Callable[[], Any], **options: Any) -> Run:
+    """Return a case that trains too fast, so that the validation loss rises soon."""
+
+    def run(place: Place) -> Values:
+        chosen = {"epochs": 6, "validation_data": data(UNEVEN), **options}
+        model = compiled(place, optimizer=lambda: keras.optimizers.SGD(3.0))
+        values = fit(model, callbacks=[make() for make in some], **chosen)
+        return values | {"rate": float(model.optimizer.learning_rate.numpy())}
+
+    return run
 
 
-@case("EarlyStopping with the best weights", three=True)
-def early_stopping(place: Place) -> Values:
-    return watched(place, callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True))
-
-
-@case("EarlyStopping by the training loss")
-def early_stopping_by_loss(place: Place) -> Values:
-    return watched(place, callbacks.EarlyStopping("loss", patience=0), validation_data=None)
-
-
-@case("ReduceLROnPlateau", three=True)
-def plateau(place: Place) -> Values:
-    return watched(place, callbacks.ReduceLROnPlateau("val_loss", factor=0.3, patience=1))
-
-
-@case("LearningRateScheduler")
-def scheduler(place: Place) -> Values:
-    return watched(place, callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5))
+case(
+    "EarlyStopping with the best weights",
+    watched(lambda: callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)),
+    three=True,
+)
+case(
+    "EarlyStopping by the training loss",
+    watched(lambda: callbacks.EarlyStopping("loss", patience=0), validation_data=None),
+)
+case(
+    "ReduceLROnPlateau",
+    watched(lambda: callbacks.ReduceLROnPlateau("val_loss", factor=0.3, patience=1)),
+    three=True,
+)
+case(
+    "LearningRateScheduler", watched(lambda: callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5))
+)
 
 
 @case("TerminateOnNaN")
@@ -74,14 +80,14 @@ def terminate(place: Place) -> Values:
 @case("ModelCheckpoint of the best model, loaded again", three=True)
 def best_model(place: Place) -> Values:
     path = place.directory / "best.keras"
-    watched(place, callbacks.ModelCheckpoint(path, "val_loss", save_best_only=True))
+    watched(lambda: callbacks.ModelCheckpoint(path, "val_loss", save_best_only=True))(place)
     return outcome(keras.models.load_model(path))
 
 
 @case("ModelCheckpoint of weights in each epoch")
 def each_epoch(place: Place) -> Values:
     path = place.directory / "{epoch}.weights.h5"
-    watched(place, callbacks.ModelCheckpoint(path, save_weights_only=True), epochs=2)
+    watched(lambda: callbacks.ModelCheckpoint(path, save_weights_only=True), epochs=2)(place)
     model = compiled(place)
     model.load_weights(str(path).format(epoch=1))
     return fit(model, epochs=1)
@@ -110,7 +116,7 @@ def csv_logger(place: Place) -> Values:
 @case("TensorBoard beside the training")
 def tensorboard(place: Place) -> Values:
     board = callbacks.TensorBoard(place.directory / "board", histogram_freq=1, update_freq=1)
-    return watched(place, board, epochs=2)
+    return watched(lambda: board, epochs=2)(place)
 
 
 @case("SwapEMAWeights")
@@ -149,9 +155,7 @@ class Warmer(callbacks.Callback):
         self.model.set_weights([weight * 0.9 for weight in self.model.get_weights()])
 
 
-@case("own callback that sets rate and weights")
-def warmer(place: Place) -> Values:
-    return fit(compiled(place), callbacks=[Warmer()])
+case("own callback that sets rate and weights", lambda place: fit(compiled(place), callbacks=[Warmer()]))
 
 
 class Judge(callbacks.Callback):
@@ -185,14 +189,8 @@ def several_steps_without_end(place: Place) -> Values:
     return fit(compiled(place, steps_per_execution=2), batches, steps_per_epoch=4)
 
 
-@case("run_eagerly")
-def eagerly(place: Place) -> Values:
-    return fit(compiled(place, run_eagerly=True), epochs=1)
-
-
-@case("auto_scale_loss off")
-def unscaled(place: Place) -> Values:
-    return fit(compiled(place, auto_scale_loss=False))
+case("run_eagerly", lambda place: fit(compiled(place, run_eagerly=True), epochs=1))
+case("auto_scale_loss off", lambda place: fit(compiled(place, auto_scale_loss=False)))
 
 
 @case("fit twice, initial_epoch")
@@ -266,9 +264,7 @@ def compiled_again(place: Place) -> Values:
     model = compiled(place, mlp)
     fit(model)
     with place.scope():
-        model.compile(
-            "adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"]
-        )
+        model.compile("adam", cross_entropy(), metrics=["accuracy"])
     return fit(model)
 
 

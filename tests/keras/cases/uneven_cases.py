@@ -176,14 +176,8 @@ def mean_and_sum(place: Place, examples: int) -> Values:
     return outcome(model) | {"loss": values["history loss"]}
 
 
-@case("mean_beside_sum")
-def mean_beside_sum(place: Place) -> Values:
-    return mean_and_sum(place, UNEVEN)
-
-
-@case("mean_beside_sum_without_examples")
-def mean_beside_sum_without_examples(place: Place) -> Values:
-    return mean_and_sum(place, BATCH + 1)
+case("mean_beside_sum", lambda place: mean_and_sum(place, UNEVEN))
+case("mean_beside_sum_without_examples", lambda place: mean_and_sum(place, BATCH + 1))
 
 
 @case("overflow")
