@@ -37,9 +37,8 @@ class TensorFlowScene(Scene):
         self.run.view.refresh()
         state = self.run.view.state
         phases = {task.name: task.progress.phase for task in state.tasks.values()}
-        steps = [
-            task.progress.step or 0 for task in state.tasks.values() if task.progress.phase == "training"
-        ]
+        counts = [task.progress.fit for task in state.tasks.values() if task.progress.phase == "training"]
+        steps = [0 if count is None else count.done for count in counts]
         match self.moment:
             case Moment.BEFORE_SPAWN:
                 return bool(state.preloading) and bool(state.tasks)
