@@ -18,11 +18,15 @@ import json, os, pathlib, signal, socket, sys, time
 run, canary = pathlib.Path(os.environ["ORCH_RUN_DIR"]), pathlib.Path("canary").absolute()
 
 def replace(path, make):
-    if path.is_dir() and not path.is_symlink():
-        path.rename(run / ("." + path.name + "-before"))
-    else:
-        path.unlink(missing_ok=True)
-    make(path)
+    while True:
+        if path.is_dir() and not path.is_symlink():
+            path.rename(run / ("." + path.name + "-before"))
+        else:
+            path.unlink(missing_ok=True)
+        try:
+            return make(path)
+        except FileExistsError:
+            pass  # orch has written it again
 """
 LINKS = """
 supervisor = json.loads((run / "run.json").read_text())["supervisor_pid"]
