@@ -42,11 +42,25 @@ def example(
         raise UsageError(f'"{name}" is no example; {did_you_mean(name, known, "`orch example` lists them")}')
     script = f"{name.replace('-', '_')}.py"
     target = output or Path(script)
+    if target.name in SHARED:
+        raise UsageError(f"-o {target}: the example needs its own {target.name} there; choose another name")
     files = {target: script, **{target.parent / shared: shared for shared in SHARED}}
     contents = {path: (examples_directory() / source).read_bytes() for path, source in files.items()}
-    if changed := [path for path, data in contents.items() if path.exists() and path.read_bytes() != data]:
-        raise UsageError(f"{changed[0]} exists and differs; move it, or name another file with -o")
-    for path, data in contents.items():
-        path.write_bytes(data)
+    try:
+        missing = {path: data for path, data in contents.items() if not _has(path, data)}
+        for path, data in missing.items():
+            with path.open("xb") as file:
+                file.write(data)
+    except OSError as error:
+        raise UsageError(f"{error.filename} cannot be written: {error.strerror}") from error
     say(f"wrote {', '.join(map(str, contents))}; run it: orch up --workers 2 -- {target}")
     return ExitCode.OK
+
+
+def _has(path: Path, data: bytes) -> bool:
+    """Return whether the file is there already. UsageError if it differs, OSError."""
+    if not path.exists():
+        return False
+    if path.read_bytes() != data:
+        raise UsageError(f"{path} exists and differs; move it, or name another file with -o")
+    return True

@@ -39,9 +39,11 @@ def up(context: typer.Context, command: Words = None, **given: Any) -> int:
         from orchestrator.request.command.examples import example_of, examples_directory
 
         script = example_of(None, None)
-        return subprocess.call(
-            [sys.executable, examples_directory() / script, "--help"], stderr=subprocess.DEVNULL
-        )
+        help_words = [sys.executable, str(examples_directory() / script), "--help"]
+        done = subprocess.run(help_words, stderr=subprocess.PIPE, check=False)  # TensorFlow writes there
+        if done.returncode:
+            sys.stderr.buffer.write(done.stderr)
+        return done.returncode
     early = supervisor_of_up()
     with early or nullcontext():
         from orchestrator.cli.up_run import run_up

@@ -120,7 +120,7 @@ def _after_requeue(request: UpRequest) -> UpRequest:
             f"a node that Slurm has lost may still run tasks of {before.record.id}, the run of this job before;"
             f" they end within {format_duration(math.ceil(wait_s))}"
         )
-        time.sleep(wait_s)  # nothing else tells that they have ended: the node is not reached
+        time.sleep(wait_s)  # the node cannot be reached, so nothing tells when they have ended
     return replace(request, continues=before.paths.root)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -117,6 +118,13 @@ def test_tensorboard_and_data_in_files(orch: Orch) -> None:
 
 
 @pytest.mark.slow
+def test_help_is_that_of_the_example_once(orch: Orch) -> None:
+    done = orch("up", "--workers", "2", "--", "--help")
+    assert (done.code, done.err, done.out.count("usage: fit.py")) == (0, "", 1)
+    assert not orch.run_dirs()
+
+
+@pytest.mark.slow
 def test_wrong_option_is_a_usage_error_of_the_first_task(orch: Orch) -> None:
     done = orch("up", "--workers", "2", "--", "--nonsense", "1", timeout_s=LONGEST_RUN_S)
     assert done.code == 2
@@ -154,6 +162,36 @@ def test_example_replaces_no_file_and_knows_its_names(orch: Orch) -> None:
     assert [path.name for path in orch.directory.glob("*.*")] == ["common.py"], "nothing was written"
     done = orch.within("example", "fti")
     assert (done.code, 'did you mean "fit"?' in done.err) == (2, True)
+
+
+def test_example_that_cannot_be_written_is_a_usage_error(orch: Orch) -> None:
+    (orch.directory / "there").mkdir()
+    (orch.directory / "dangling.py").symlink_to("elsewhere.py")
+    for output, said in {
+        "missing/mine.py": "missing/mine.py cannot be written: No such file or directory",
+        "there": "there cannot be written: Is a directory",
+        "dangling.py": "dangling.py cannot be written: File exists",
+        "common.py": "-o common.py: the example needs its own common.py there",
+    }.items():
+        done = orch.within("example", "fit", "-o", output)
+        assert (done.code, said in done.err) == (2, True), done.err
+    assert not (orch.directory / "elsewhere.py").exists()
+
+
+@pytest.mark.slow
+def test_evaluator_of_another_kind_of_checkpoints_is_refused() -> None:
+    """It would wait for ever. The other tasks need not be there."""
+    env = {**os.environ, "ORCH_TASK": "evaluator:0"}
+    for script, words in {
+        "fit.py": ("--checkpoint", "backup"),
+        "custom_loop.py": ("--checkpoint", "preemption"),
+        "parameter_server_fit.py": (),
+    }.items():
+        command = [sys.executable, examples_directory() / script, *words]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LONGEST_RUN_S)
+        assert (done.returncode, "an evaluator follows the checkpoints of" in done.stderr) == (2, True), (
+            script
+        )
 
 
 def test_examples_need_nothing_of_orch() -> None:
