@@ -1,4 +1,4 @@
-"""What the examples share: the strategy that orch names, the data, reports of progress, and the evaluator.
+"""Makes the strategy that orch names, reads the data, reports progress, and evaluates; for all examples.
 
 python common.py digits DIR      # writes TFRecord files, which --dataset DIR reads
 """

@@ -42,6 +42,8 @@ def build_model(shape, classes):
 
 
 if common.is_evaluator():
+    if options.checkpoint != "manager":
+        parser.error("an evaluator follows the checkpoints of --checkpoint manager")
     digits = common.load(options.dataset, options.seed)
     model = build_model(digits.shape, digits.classes)
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])

@@ -89,7 +89,6 @@ def train():
         initial_epoch=done,
         steps_per_epoch=steps,
         callbacks=callbacks,
-        verbose=2,
     )
     loss, accuracy = model.evaluate(*digits.test, batch_size=global_batch, verbose=0)
     if common.is_chief(strategy):
@@ -98,6 +97,8 @@ def train():
 
 
 if common.is_evaluator():
+    if options.checkpoint != "manager":
+        parser.error("an evaluator follows the checkpoints of --checkpoint manager")
     data = common.load(options.dataset, options.seed)
     common.evaluate(build_model(data.shape, data.classes), data.test, options.epochs)
 else:

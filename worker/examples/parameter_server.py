@@ -62,7 +62,7 @@ epochs_done = tf.Variable(0, dtype=tf.int64)
 
 
 def dataset_fn():
-    """Each worker reads all examples, in an order of its own."""
+    """Each worker reads all examples, in another order than the others."""
     return common.load(options.dataset, options.seed).shuffled().repeat().batch(options.batch_size)
 
 

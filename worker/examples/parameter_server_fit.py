@@ -18,6 +18,8 @@ parser.add_argument("--learning-rate", type=float, default=0.001)
 parser.add_argument("--seed", type=int, default=7)
 parser.add_argument("--dataset", default="digits", help="digits, mnist, FILE.npz, DIR of TFRecord files")
 options = parser.parse_args()
+if common.is_evaluator():
+    parser.error("an evaluator follows the checkpoints of parameter_server.py: --loop custom")
 
 resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
 if resolver.task_type in ("worker", "ps"):
@@ -49,7 +51,7 @@ with strategy.scope():
 
 
 def dataset_fn(context):
-    """Each worker reads all examples, in an order of its own."""
+    """Each worker reads all examples, in another order than the others."""
     data = common.load(options.dataset, options.seed).shuffled().repeat()
     return data.batch(context.get_per_replica_batch_size(options.batch_size))
 
@@ -67,7 +69,6 @@ model.fit(
     epochs=options.epochs,
     steps_per_epoch=steps,
     callbacks=callbacks,
-    verbose=2,
 )
 images, labels = digits.test
 accuracy = (model(images).numpy().argmax(axis=1) == labels).mean()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 SLOTS = "n1:2,n2,n3"
 EPOCHS = 20
 # Each number of workers divides it. The steps are those of an epoch of digits.
-GLOBAL_BATCH, STEPS = 36, 40
+GLOBAL_BATCH, STEPS = 36, 39
 
 
 def orch(machines: Testbed, project: Path, *words: str, timeout_s: float = 60) -> str:
@@ -106,7 +106,8 @@ def test_loss_of_a_run_that_shrinks_and_grows_is_that_of_an_undisturbed_run_on_o
     assert kept in run.text
     assert [end["global_batch"] for end in (*result["history"], result)] == [GLOBAL_BATCH] * 3
 
-    # Sums in another order break ties otherwise: without any loss of a host, 1 and 4 workers differ by 0.01 (measured).
+    # Batches of 36 are rounded, and a tie in max pooling may then be broken otherwise: without any loss of a host, 1, 3
+    # and 4 workers are equal until one is, and differ by up to 0.003 in the loss of epoch 4 (measured).
     expected, found = (
         tuple(map(float, re.findall(r"held-out accuracy (\S+), loss (\S+)", text)[-1]))
         for text in (alone, run.text)

@@ -138,7 +138,8 @@ def in_repository(change: Callable[[Path], object]) -> Callable[[Path], object]:
 HOOK = {"GIT_DIR": "/hook/.git", "GIT_WORK_TREE": "/", "GIT_INDEX_FILE": "/nowhere/index"}
 OWN = {"train.py", "a/", "a/b", ".gitignore"}
 UNLISTED = "git cannot list the files in PLACE ("
-# What makes a directory, the environment of orch (None: a PATH without git), what the host gets, and the error.
+# Each row: a function that makes a directory, the environment of orch (None: a PATH without git), the files that the
+# host gets, and the error.
 DIRECTORIES: dict[str, tuple[Callable[[Path], object], dict[str, str] | None, set[str], str]] = {
     "repositories inside": (nest, {}, NESTED, ""),
     # Neither the program of a repository runs, nor do the variables of a hook count.
