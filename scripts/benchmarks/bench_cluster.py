@@ -87,7 +87,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Steps:
-    """What the workers recorded, the chief first."""
+    """The workers have recorded these values; those of the chief come first."""
 
     workers: list[dict[str, Any]]
 

@@ -109,7 +109,7 @@ def _changes(
     for kind, operator in mutation_operators:
         if isinstance(node, kind):
             changes = list(operator(node))
-            # Of a string the others change the case of letters only.
+            # The others change only the case of the letters of a string.
             for change in changes[:1] if isinstance(node, cst.SimpleString) else changes:
                 yield node, change, start, range(first, end + 1)
     for child in node.children:

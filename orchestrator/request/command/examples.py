@@ -12,7 +12,7 @@ from orchestrator.core.job.choices import Strategy
 
 LOOPS = ("fit", "custom")
 PARAMETER_SERVER_FIT = "parameter_server_fit.py"
-# What the scripts need beside them.
+# The scripts need these files beside them.
 SHARED = ("common.py", "digits.npz", "DIGITS.md")
 _SCRIPTS = ("fit.py", "custom_loop.py", "parameter_server.py", PARAMETER_SERVER_FIT, "dtensor.py")
 _FIT_OF: Mapping[Strategy | None, str] = {Strategy.PARAMETER_SERVER: PARAMETER_SERVER_FIT}
